@@ -1,0 +1,118 @@
+"""What a region says of its part of a step, and what all regions make of it.
+
+Every region applies `decide` to the same full set of votes, so all come to the same decision
+without asking anyone.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vote:
+    """One region's account of one step."""
+
+    region: int
+    """Position of the region in the line."""
+    finite: bool
+    """Whether its gradients, and in the last region the loss, hold neither NaN nor Inf."""
+    norms: tuple[tuple[int, str, float], ...] = ()
+    """(index of the parameter in the whole model, dtype of the norm, norm of its gradient)."""
+    loss_sum: float = 0.0
+    """Sum of losses over the targets this region saw; only the last region has any."""
+    num_targets: float = 0.0
+    """Weight of the targets this region saw; only the last region has any."""
+    wire_bytes: int = 0
+    """Bytes that its daemon put on the WAN for it, as acknowledged since its previous vote."""
+    lrs: tuple[float, ...] = ()
+    """Learning rate of each of its optimizers' parameter groups."""
+    stop: str = ""
+    """Reason for which this region asks all to stop after this step; empty: go on."""
+    numbers: tuple[int, ...] = ()
+    """Sets of integers that a conversation other than a step exchanges (steps on disk)."""
+
+    def to_record(self) -> dict[str, Any]:
+        return {
+            "region": self.region,
+            "finite": self.finite,
+            "index": [index for index, _, _ in self.norms],
+            "dtype": [dtype for _, dtype, _ in self.norms],
+            "norm": [norm for _, _, norm in self.norms],
+            "loss_sum": self.loss_sum,
+            "num_targets": self.num_targets,
+            "wire_bytes": self.wire_bytes,
+            "lrs": list(self.lrs),
+            "stop": self.stop,
+            "numbers": list(self.numbers),
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Vote":
+        """Read a peer's vote. Raises ValueError for one that does not add up."""
+        try:
+            norms = zip(record["index"], record["dtype"], record["norm"], strict=True)
+            return cls(
+                region=int(record["region"]),
+                finite=bool(record["finite"]),
+                norms=tuple((int(i), str(dtype), float(norm)) for i, dtype, norm in norms),
+                loss_sum=float(record["loss_sum"]),
+                num_targets=float(record["num_targets"]),
+                wire_bytes=int(record["wire_bytes"]),
+                lrs=tuple(float(lr) for lr in record["lrs"]),
+                stop=str(record["stop"]),
+                numbers=tuple(int(number) for number in record["numbers"]),
+            )
+        except (KeyError, TypeError) as exc:
+            raise ValueError(f"malformed vote: {exc!r}") from exc
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What every region does with a step."""
+
+    commit: bool
+    reason: str
+    """Why the step is skipped; empty when it is committed."""
+    loss: float
+    """Mean loss over the targets of the global batch; NaN without targets."""
+    norms: tuple[tuple[str, float], ...]
+    """(dtype, norm) of every gradient, in the whole model's parameter order."""
+    wire_bytes: int
+    lrs: tuple[float, ...]
+    stop: str
+
+
+def check_set(votes: Sequence[Vote], *, num_regions: int) -> None:
+    """Raises ValueError unless there is exactly one vote of each region."""
+    found = sorted(vote.region for vote in votes)
+    if found != list(range(num_regions)):
+        raise ValueError(f"votes of regions {found}, expected one of each of {num_regions}")
+
+
+def decide(votes: Sequence[Vote], *, num_targets: float, region_names: Sequence[str]) -> Decision:
+    """The one function that all regions apply to the same set of votes.
+
+    A step is skipped where any region met NaN or Inf, and where the batch had no target at all.
+    """
+    ordered = sorted(votes, key=lambda vote: vote.region)
+    broken = [region_names[vote.region] for vote in ordered if not vote.finite]
+    loss_sum = math.fsum(vote.loss_sum for vote in ordered)
+    if broken:
+        reason = f"NaN or Inf in {' and '.join(broken)}"
+    elif num_targets == 0:
+        reason = "the batch has no targets"
+    else:
+        reason = ""
+    norms = sorted((index, dtype, norm) for vote in ordered for index, dtype, norm in vote.norms)
+    stops = [f"{region_names[v.region]}: {v.stop}" for v in ordered if v.stop]
+    return Decision(
+        commit=not reason,
+        reason=reason,
+        loss=loss_sum / num_targets if num_targets else math.nan,
+        norms=tuple((dtype, norm) for _, dtype, norm in norms),
+        wire_bytes=sum(vote.wire_bytes for vote in ordered),
+        lrs=next((vote.lrs for vote in ordered if vote.lrs), ()),
+        stop="; ".join(stops),
+    )

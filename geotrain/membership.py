@@ -1,0 +1,253 @@
+"""This rank among the regions: attached to its daemon, watching all others through the board."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from geotrain.config import Config
+from geotrain.errors import AttachError, RegionError
+from geotrain.pipeline.result import StepResult
+from geotrain.pipeline.segment import SegmentInfo
+from geotrain.transport.attachment import Attachment
+from geotrain.transport.messages import BACKWARD, FORWARD, Presence, stream_id, view_id
+from geotrain.version import __version__
+
+logger = logging.getLogger(__name__)
+
+_PROGRESS_INTERVAL_S = 10.0
+_LEAVE_TIMEOUT_S = 10.0
+
+
+class Membership:
+    """The attachment of this rank, and what it makes of the other regions' presence."""
+
+    def __init__(self, config: Config, attachment: Attachment) -> None:
+        self._config = config
+        self._index = config.index
+        self._names = [region.name for region in config.run.regions]
+        self._view: dict[str, int] = {}
+        self._seen_alive: set[tuple[str, int]] = set()
+        self._count = 0
+        self.attachment = attachment
+
+    @classmethod
+    def join(cls, config: Config, *, timeout_s: float) -> "Membership":
+        """Attach to this region's daemon. Raises AttachError."""
+        index, last = config.index, config.run.num_regions - 1
+        streams_in, streams_out = [], []
+        if index > 0:
+            streams_in.append(stream_id(index - 1, FORWARD))
+            streams_out.append(stream_id(index - 1, BACKWARD))
+        if index < last:
+            streams_in.append(stream_id(index, BACKWARD))
+            streams_out.append(stream_id(index, FORWARD))
+        attachment = Attachment.connect(
+            config.socket_path,
+            run_hash=config.run.hash,
+            version=__version__,
+            region=config.site.name,
+            rank=0,
+            world_size=1,
+            arena_bytes=config.site.arena_mib << 20,
+            streams_in=streams_in,
+            streams_out=streams_out,
+            timeout_s=timeout_s,
+        )
+        return cls(config, attachment)
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the daemon asks this run to stop in order, if it does."""
+        return self.attachment.stop_reason
+
+    # ---- becoming a run
+
+    def assemble(self, info: SegmentInfo) -> None:
+        """Say that this region is ready, wait until all are, and check that they fit together.
+
+        The first time this fixes the view: from then on any other incarnation is an error.
+
+        Raises:
+            RegionError: The models or versions differ, a region ended, or liveness.wait_s passed.
+        """
+        self._count += 1
+        identity = {
+            "fingerprint": info.fingerprint,
+            "torch": torch.__version__.split("+")[0],
+            "pipeline": self._count,
+        }
+        self.attachment.ready(identity)
+        since = time.monotonic()
+        said = since
+        self.post_action("waiting for all regions to be ready")
+        while not self._all_ready():
+            now = time.monotonic()
+            if now - said >= _PROGRESS_INTERVAL_S:
+                said = now
+                logger.info("= waiting for %s (%.0f s)", self._missing(), now - since)
+            if now - since > self._config.site.liveness.wait_s:
+                raise self._error("lost", f"waited {now - since:.0f} s for {self._missing()}")
+            self.wait(self._all_ready, timeout_s=1.0, needs=self._names)
+        self._compare(identity)
+        if not self._view:
+            self._open_view()
+        self.post_action("in user code: ready")
+
+    def _all_ready(self) -> bool:
+        board = self.attachment.board()
+        return all(self._is_ready(board.get(name)) for name in self._names)
+
+    def _is_ready(self, entry: Presence | None) -> bool:
+        if entry is None or entry.state != "ready" or entry.identity is None:
+            return False
+        count = entry.identity.get("pipeline")
+        return isinstance(count, int) and count >= self._count
+
+    def _missing(self) -> str:
+        board = self.attachment.board()
+        texts = []
+        for name in self._names:
+            entry = board.get(name)
+            if self._is_ready(entry):
+                continue
+            if entry is None or entry.state == "absent":
+                texts.append(f"region {name} (no process attached, or no link to it)")
+            else:
+                state = "not ready yet" if entry.state in ("attached", "ready") else entry.state
+                texts.append(f"region {name} ({state}{f': {entry.note}' if entry.note else ''})")
+        return ", ".join(texts)
+
+    def _compare(self, own: dict[str, Any]) -> None:
+        board = self.attachment.board()
+        for name in self._names:
+            identity = board[name].identity or {}
+            if identity.get("torch") != own["torch"]:
+                raise self._error(
+                    "mismatch",
+                    f"region {name} runs torch {identity.get('torch')}, region "
+                    f"{self._names[self._index]} torch {own['torch']}; install the same everywhere",
+                )
+            same_turn = identity.get("pipeline") == own["pipeline"]
+            if same_turn and identity.get("fingerprint") != own["fingerprint"]:
+                raise self._error(
+                    "mismatch",
+                    f"region {name} built model {identity.get('fingerprint')}, region "
+                    f"{self._names[self._index]} model {own['fingerprint']}; all regions must "
+                    f"build the same model",
+                )
+
+    def _open_view(self) -> None:
+        board = self.attachment.board()
+        self._view = {name: board[name].incarnation for name in self._names}
+        rings = {}
+        if self._index > 0:
+            stream = stream_id(self._index - 1, BACKWARD)
+            rings[stream] = board[self._names[self._index - 1]].rings[stream]
+        if self._index < len(self._names) - 1:
+            stream = stream_id(self._index, FORWARD)
+            rings[stream] = board[self._names[self._index + 1]].rings[stream]
+        self.attachment.open_view(view_id(list(self._view.values())), rings)
+
+    # ---- watching
+
+    def wait(
+        self, ready: Callable[[], bool], *, timeout_s: float, needs: Sequence[str] = ()
+    ) -> None:
+        """Wait for `ready()` or the deadline. Raises RegionError when the run cannot go on.
+
+        Args:
+            needs: Regions that must not have left, even in order. A region leaves only once its
+                neighbours have taken all it sent, so who waits for one that has left waits in
+                vain; what a region further away had to say has long been passed on.
+        """
+
+        def woken() -> bool:
+            return ready() or self._trouble(needs) is not None
+
+        try:
+            self.attachment.wait(woken, timeout_s=timeout_s)
+        except AttachError as exc:
+            raise self._error("daemon", str(exc)) from exc
+        trouble = self._trouble(needs)
+        if trouble is not None:
+            raise trouble
+
+    def _trouble(self, needs: Sequence[str]) -> RegionError | None:
+        """What ended another region of this run, if anything did."""
+        own = self._names[self._index]
+        for name, entry in self.attachment.board().items():
+            if name not in self._names:
+                continue
+            expected = self._view.get(name)
+            if entry.state in ("attached", "ready"):
+                self._seen_alive.add((name, entry.incarnation))
+            if expected is not None and entry.incarnation != expected:
+                return self._error("restarted", f"region {name} was started again meanwhile")
+            if expected is None and (name, entry.incarnation) not in self._seen_alive:
+                continue  # how an earlier run ended
+            if entry.state == "failed":
+                return RegionError.from_record(entry.error or {"region": name, "kind": "lost"})
+            if entry.state == "left" and name in needs:
+                return RegionError(
+                    region=name,
+                    kind="left",
+                    detail=f"left the run ({entry.note or 'no reason given'}) while region {own} "
+                    f"went on; all regions must run the same loop",
+                )
+        return None
+
+    def _error(self, kind: str, detail: str) -> RegionError:
+        error = RegionError(region=self._names[self._index], kind=kind, detail=detail)
+        if not self._view:
+            self.post_error(error)
+        return error
+
+    # ---- saying
+
+    def post_action(self, text: str) -> None:
+        """Publish what this rank is doing."""
+        self.attachment.action = text
+
+    def post_error(self, error: RegionError) -> None:
+        """Tell every region of an error that happened here."""
+        self.attachment.fail(error.to_record())
+
+    def post_report(self, result: StepResult) -> None:
+        """Publish a finished step for the status page."""
+        self.attachment.report(
+            {
+                "step": result.step,
+                "num_tokens": result.num_tokens,
+                "loss": result.loss,
+                "step_s": result.step_s,
+                "num_microbatches": result.num_microbatches,
+            }
+        )
+
+    def leave(self) -> None:
+        """Go in order: what the neighbours still wait for is taken before they hear of it."""
+
+        def taken() -> bool:
+            return all(
+                self.attachment.out(stream).unacknowledged == 0 for stream in self._out_streams()
+            )
+
+        if self._view and self._trouble(()) is None:
+            self.post_action("waiting for the neighbours to take the last messages")
+            try:
+                self.attachment.wait(taken, timeout_s=_LEAVE_TIMEOUT_S)
+            except AttachError as exc:
+                logger.info("= %s", exc)
+        self.attachment.leave("the process is done")
+        self.attachment.close()
+
+    def _out_streams(self) -> list[int]:
+        streams = []
+        if self._index > 0:
+            streams.append(stream_id(self._index - 1, BACKWARD))
+        if self._index < len(self._names) - 1:
+            streams.append(stream_id(self._index, FORWARD))
+        return streams

@@ -1,0 +1,185 @@
+"""What every part of a pipeline shares: its place in the line, waiting, and errors with a place."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from geotrain.errors import RegionError
+from geotrain.pipeline.edge import Edge
+from geotrain.pipeline.result import StepResult
+from geotrain.pipeline.segment import SegmentInfo
+from geotrain.pipeline.stage import LossSpec
+
+logger = logging.getLogger(__name__)
+
+
+class Daemon(Protocol):
+    """What a pipeline needs of the attachment to its daemon; absent in a run of one region."""
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the daemon asks this run to stop in order, if it does."""
+        ...
+
+    def post_action(self, text: str) -> None:
+        """Publish what this rank is doing."""
+        ...
+
+    def wait(
+        self, ready: Callable[[], bool], *, timeout_s: float, needs: Sequence[str] = ()
+    ) -> None:
+        """Wait for `ready()`. Raises RegionError when the run cannot go on.
+
+        Args:
+            needs: Regions that must not have left, even in order.
+        """
+        ...
+
+    def post_error(self, error: RegionError) -> None:
+        """Tell every region of an error that happened here."""
+        ...
+
+    def post_report(self, result: StepResult) -> None:
+        """Publish a finished step."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where in the run this region stands, and what the run agreed on."""
+
+    index: int
+    region_names: Sequence[str]
+    seed: int
+    global_batch: int | None
+    num_microbatches: int
+    window: str | int | Sequence[int]
+    in_flight_limit: int | None
+    default_steps: int | None
+    wait_s: float
+    device: torch.device
+
+    @property
+    def name(self) -> str:
+        return self.region_names[self.index]
+
+    @property
+    def first_name(self) -> str:
+        return self.region_names[0]
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.index == len(self.region_names) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a pipeline is made of."""
+
+    segment: nn.Module
+    info: SegmentInfo
+    loss: LossSpec
+    upstream: Edge | None
+    downstream: Edge | None
+
+
+class Context:
+    """The surroundings in which a pipeline's parts run."""
+
+    def __init__(self, place: Place, parts: Parts, daemon: Daemon | None) -> None:
+        self.place = place
+        self.parts = parts
+        self._daemon = daemon
+        self._action: tuple[str, int, int] | None = None
+        self._posted = ""
+
+    @property
+    def edges(self) -> list[Edge]:
+        return [e for e in (self.parts.upstream, self.parts.downstream) if e is not None]
+
+    # ---- what this rank is doing
+
+    def set_action(self, text: str, *, step: int = -1, microbatch: int = -1) -> None:
+        """Post what this rank is doing; an error from now on is said to lie there."""
+        self._action = (text, step, microbatch) if step >= 0 else None
+        self._post(text)
+
+    def _post(self, text: str) -> None:
+        if self._daemon is not None and text != self._posted:
+            self._posted = text
+            self._daemon.post_action(text)
+
+    def wait(self, what: str, *, since: float, needs: Sequence[Edge]) -> None:
+        """Wait until an edge has news, for a second at most.
+
+        Args:
+            what: What is missing, for status and errors.
+            since: When the wait for it began (monotonic); bounded by liveness.wait_s.
+            needs: Edges without which it will not come; their neighbours must not have left.
+
+        Raises:
+            RegionError: Another region ended the run, or the wait took too long.
+        """
+        assert self._daemon is not None, "one region never waits"
+        self._post(f"waiting for {what}")
+        self._daemon.wait(
+            lambda: any(edge.has_news() for edge in self.edges),
+            timeout_s=1.0,
+            needs=[edge.name for edge in needs],
+        )
+        waited_s = time.monotonic() - since
+        if waited_s > self.place.wait_s:
+            raise self.error(
+                "lost",
+                f"waited {waited_s:.0f} s for {what}; liveness.wait_s is {self.place.wait_s:g}",
+            )
+
+    # ---- errors
+
+    def error(
+        self, kind: str, detail: str, *, step: int | None = None, microbatch: int | None = None
+    ) -> RegionError:
+        """An error in this region, at the place given or else at the current action."""
+        key: str | None = None
+        if self._action is not None:
+            key, action_step, action_microbatch = self._action
+            if step is None:
+                step = action_step
+            if microbatch is None and action_microbatch >= 0:
+                microbatch = action_microbatch
+        return RegionError(
+            region=self.place.name,
+            kind=kind,
+            detail=detail,
+            step=step,
+            microbatch=microbatch,
+            key=key,
+        )
+
+    def post_error(self, error: RegionError) -> None:
+        """Tell every region, if the error happened here."""
+        if self._daemon is not None and error.region == self.place.name:
+            self._daemon.post_error(error)
+
+    # ---- figures
+
+    def stop_requested(self) -> str:
+        """Why the daemon asks to stop, or nothing."""
+        return (self._daemon.stop_reason or "") if self._daemon is not None else ""
+
+    def wire_bytes(self) -> int:
+        """Bytes that this region's daemon put on the WAN for it, as acknowledged so far."""
+        return sum(edge.wire_bytes for edge in self.edges)
+
+    def report(self, result: StepResult) -> None:
+        if self._daemon is not None:
+            self._daemon.post_report(result)

@@ -1,0 +1,321 @@
+"""One end of a boundary: trees of tensors and small records, to and from the neighbouring region.
+
+Nothing here waits. A stage asks `can_send` before it runs an action, so `send` always finds room;
+`pump` takes in what has come and puts out what is left of a message larger than the ring.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from geotrain.compression.policy import Role
+from geotrain.errors import RegionError
+from geotrain.pipeline.parcel import (
+    Codecs,
+    Parcel,
+    announced_bytes,
+    pack_record,
+    pack_tree,
+    unpack_record,
+    unpack_tree,
+)
+from geotrain.pipeline.tree import TreeError
+from geotrain.transport.attachment import Attachment
+from geotrain.transport.attachment_streams import Received
+from geotrain.transport.messages import BACKWARD, FORWARD, stream_id
+
+INLINE_BYTES = 4096
+MAX_MESSAGE_BYTES = 1 << 40
+"""Above anything of today; a header that asks for more is a mistake or an attack."""
+
+Key = tuple[str, int, int]
+"""(kind, step, microbatch); microbatch is -1 for records."""
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    """A message that is not wholly handed over yet."""
+
+    key: Key
+    parcel: Parcel
+    next_byte: int = 0
+    next_part: int = 0
+
+
+@dataclass(slots=True)
+class _Incoming:
+    """A message that has arrived, or is arriving in parts."""
+
+    header: bytes
+    payload: torch.Tensor
+    slot: Received | None
+    """What to release once the payload is used; None where parts were gathered."""
+    parts_left: int = 0
+    next_byte: int = 0
+
+    def release(self) -> None:
+        if self.slot is not None:
+            self.slot.release()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbour:
+    """Who is on the other side, for error texts."""
+
+    name: str
+    own_name: str
+    boundary: int
+
+
+class Edge:
+    """This region's end of one boundary.
+
+    Args:
+        direction: FORWARD where this region sends activations (its downstream edge), BACKWARD
+            where it sends gradients (its upstream edge).
+    """
+
+    def __init__(
+        self, attachment: Attachment, neighbour: Neighbour, *, direction: int, codecs: Codecs
+    ) -> None:
+        self._neighbour = neighbour
+        self._role: Role = "activation" if direction == FORWARD else "gradient"
+        self._codecs = codecs
+        self._out = attachment.out(stream_id(neighbour.boundary, direction))
+        other = BACKWARD if direction == FORWARD else FORWARD
+        self._in = attachment.incoming(stream_id(neighbour.boundary, other))
+        self._outgoing: deque[_Outgoing] = deque()
+        self._arrived: dict[Key, _Incoming] = {}
+        self._gathering: _Incoming | None = None
+        self._largest_bytes = 0
+        self._seen_unacknowledged = 0
+        self._agreed: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The neighbouring region."""
+        return self._neighbour.name
+
+    def forget_agreement(self) -> None:
+        """Another model begins: its first step agrees anew."""
+        self._agreed = None
+
+    # ---- sending
+
+    def can_send(self) -> bool:
+        """Whether a message as large as the largest so far can be handed over at once."""
+        return not self._outgoing and self._out.fits(
+            min(self._largest_bytes, self._out.max_part_bytes)
+        )
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether everything sent has been handed to the daemon."""
+        return not self._outgoing
+
+    def unreleased(self, kind: str) -> int:
+        """Messages of a kind that the neighbour has not taken yet."""
+        return self._out.unacknowledged_of(kind) + sum(o.key[0] == kind for o in self._outgoing)
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes the daemon put on the WAN for this edge, as acknowledged so far."""
+        return self._out.wire_bytes
+
+    def send_record(self, kind: str, *, step: int, record: Mapping[str, Any]) -> None:
+        """Send a small map in band, in order with the tensors."""
+        self._enqueue((kind, step, -1), pack_record(record))
+
+    def send(self, kind: str, *, step: int, microbatch: int, tree: Any, side: Any = None) -> None:
+        """Send a tree of tensors, and side inputs that ride along and are always lossless.
+
+        The tensors are read before this returns, or kept until they are where the ring is full.
+
+        Raises:
+            RegionError: The tree cannot cross a boundary, or differs from the first step's.
+        """
+        key = (kind, step, microbatch)
+        try:
+            parcel = pack_tree(tree, side, role=self._role, codecs=self._codecs)
+        except TreeError as exc:
+            raise self._error(key, str(exc)) from exc
+        self._agree(key, parcel.signature)
+        if parcel.payload_bytes > INLINE_BYTES:
+            self._largest_bytes = max(self._largest_bytes, parcel.payload_bytes)
+        self._enqueue(key, parcel)
+
+    def _enqueue(self, key: Key, parcel: Parcel) -> None:
+        self._outgoing.append(_Outgoing(key, parcel))
+        self._put_out()
+
+    def _put_out(self) -> None:
+        while self._outgoing:
+            message = self._outgoing[0]
+            inline = message.parcel.payload_bytes <= INLINE_BYTES
+            if not (self._put_inline(message) if inline else self._put_parts(message)):
+                return
+            self._outgoing.popleft()
+
+    def _put_inline(self, message: _Outgoing) -> bool:
+        if not self._out.fits(0):
+            return False
+        kind, step, microbatch = message.key
+        payload = torch.zeros(message.parcel.payload_bytes, dtype=torch.uint8)
+        message.parcel.copy_range(0, payload)
+        self._out.send(
+            kind=kind,
+            step=step,
+            microbatch=microbatch,
+            header=message.parcel.header,
+            inline=payload.numpy().tobytes(),
+        )
+        return True
+
+    def _put_parts(self, message: _Outgoing) -> bool:
+        kind, step, microbatch = message.key
+        parcel, part_bytes = message.parcel, self._out.max_part_bytes
+        while message.next_byte < parcel.payload_bytes:
+            first = message.next_byte
+            size = min(part_bytes, parcel.payload_bytes - first)
+            if not self._out.fits(size):
+                return False
+            start, slot = self._out.reserve(size)
+            parcel.copy_range(first, torch.frombuffer(slot, dtype=torch.uint8))
+            self._out.send(
+                kind=kind,
+                step=step,
+                microbatch=microbatch,
+                part=message.next_part,
+                num_parts=-(-parcel.payload_bytes // part_bytes),
+                header=parcel.header if message.next_part == 0 else b"",
+                start=start,
+                payload_bytes=size,
+                hints=parcel.hints_within(first, size),
+            )
+            message.next_byte += size
+            message.next_part += 1
+        return True
+
+    # ---- receiving
+
+    def has_news(self) -> bool:
+        """Whether something came, or was acknowledged, since the last `pump`."""
+        return self._in.pending() > 0 or self._out.unacknowledged < self._seen_unacknowledged
+
+    def pump(self) -> None:
+        """Take in what has arrived, put out what waits for room."""
+        # Counted first: an acknowledgement that comes while putting out is news again.
+        self._seen_unacknowledged = self._out.unacknowledged
+        self._put_out()
+        self._seen_unacknowledged = max(self._seen_unacknowledged, self._out.unacknowledged)
+        while (received := self._in.take()) is not None:
+            message = received.message
+            key = (message.kind, message.step, message.microbatch)
+            if message.num_parts == 1:
+                payload = _as_bytes(received.payload)
+                self._arrived[key] = _Incoming(message.header, payload, received)
+            else:
+                self._gather(key, received)
+
+    def _gather(self, key: Key, received: Received) -> None:
+        """Copy one part of a message larger than the ring, so that its slot is free again."""
+        message = received.message
+        if message.part == 0:
+            self._gathering = self._start_gathering(key, received)
+        gathering = self._gathering
+        size = len(received.payload)
+        if gathering is None or gathering.next_byte + size > gathering.payload.numel():
+            raise self._error(key, f"part {message.part} from {self.name} does not fit the whole")
+        first = gathering.next_byte
+        gathering.payload[first : first + size].copy_(_as_bytes(received.payload))
+        received.release()
+        gathering.next_byte += size
+        gathering.parts_left -= 1
+        if gathering.parts_left == 0:
+            missing = gathering.payload.numel() - gathering.next_byte
+            if missing:
+                raise self._error(key, f"{self.name} sent {missing} bytes too few")
+            self._arrived[key] = gathering
+            self._gathering = None
+
+    def _start_gathering(self, key: Key, received: Received) -> _Incoming:
+        message = received.message
+        try:
+            total = announced_bytes(message.header)
+        except ValueError as exc:
+            raise self._error(key, f"malformed header from {self.name}: {exc}") from exc
+        if total > MAX_MESSAGE_BYTES:
+            raise self._error(key, f"{self.name} announced a message of {total} bytes")
+        payload = torch.empty(total, dtype=torch.uint8)
+        return _Incoming(message.header, payload, None, parts_left=message.num_parts)
+
+    def has(self, kind: str, step: int, microbatch: int = -1) -> bool:
+        """Whether this message has arrived and can be taken."""
+        return (kind, step, microbatch) in self._arrived
+
+    def take_record(self, kind: str, step: int) -> dict[str, Any]:
+        """Take a map that `has` confirmed. Raises RegionError for a malformed one."""
+        key = (kind, step, -1)
+        incoming = self._arrived.pop(key)
+        body = incoming.payload.numpy().tobytes()
+        incoming.release()
+        try:
+            return unpack_record(body)
+        except ValueError as exc:
+            raise self._error(key, f"malformed record from {self.name}: {exc}") from exc
+
+    def take(
+        self, kind: str, step: int, microbatch: int, *, device: torch.device
+    ) -> tuple[Any, Any]:
+        """Take a tree and its side inputs that `has` confirmed.
+
+        Returns:
+            (tree, side) with fresh tensors on `device`: the values, shapes and strides that were
+            sent, leaves of autograd that require a gradient where the sender's did.
+
+        Raises:
+            RegionError: The message does not add up, or differs from the first step's structure.
+        """
+        key = (kind, step, microbatch)
+        incoming = self._arrived.pop(key)
+        try:
+            tree, side, found = unpack_tree(incoming.header, incoming.payload, device=device)
+        except ValueError as exc:
+            raise self._error(key, f"malformed tensors from {self.name}: {exc}") from exc
+        incoming.release()
+        self._agree(key, found)
+        return tree, side
+
+    # ---- agreement and errors
+
+    def _agree(self, key: Key, found: str) -> None:
+        if key[0] == "backward":
+            return  # laid out like the forward it answers; None where nothing flowed
+        if self._agreed is None:
+            self._agreed = found
+        if self._agreed != found:
+            raise self._error(
+                key,
+                f"the boundary carries {found}, but the first step agreed on {self._agreed}; a "
+                f"segment must put out the same structure and dtypes every time",
+            )
+
+    def _error(self, key: Key, detail: str) -> RegionError:
+        kind, step, microbatch = key
+        return RegionError(
+            region=self._neighbour.own_name,
+            kind="boundary",
+            detail=detail,
+            step=step,
+            microbatch=microbatch if microbatch >= 0 else None,
+            key=f"{kind} over boundary {self._neighbour.boundary}",
+        )
+
+
+def _as_bytes(view: memoryview) -> torch.Tensor:
+    if len(view) == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8)

@@ -1,0 +1,220 @@
+"""Real runtimes, edges, streams and rings in a line, with deliveries in any order: no deadlock."""
+
+import random
+import threading
+from collections import deque
+from dataclasses import replace
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from geotrain.pipeline.edge import Edge, Neighbour
+from geotrain.pipeline.group import Group
+from geotrain.pipeline.parcel import Codecs
+from geotrain.pipeline.runtime import Account, Runtime, Work
+from geotrain.pipeline.stage import Weight
+from geotrain.transport.attachment_streams import InStream, OutStream
+from geotrain.transport.flow import Ring
+from geotrain.transport.messages import BACKWARD, FORWARD, Message, stream_id
+
+VIEW = 7
+LOCK = threading.RLock()
+
+
+class Wire:
+    """One stream between two ranks: what the daemons and the WAN would do, one step at a time."""
+
+    def __init__(self, stream, out_bytes, in_bytes):
+        self.sent, self.released = deque(), deque()
+        self.source = bytearray(out_bytes)
+        self.target = bytearray(in_bytes)
+        self.ring = Ring(in_bytes)
+        self.starts = {}
+        self.out = OutStream(
+            stream=stream, memory=memoryview(self.source), lock=LOCK, post=self.sent.append
+        )
+        self.incoming = InStream(
+            stream=stream, memory=memoryview(self.target), lock=LOCK, post=self.released.append
+        )
+        self.out.open(VIEW, in_bytes)
+        self.incoming.open(VIEW)
+
+    def deliver(self):
+        record = self.sent.popleft()
+        message = Message.from_map(record["message"])
+        source = record["message"]["start"]
+        if message.payload_bytes:
+            assert self.ring.fits(message.payload_bytes), "sent without credit"
+            start = self.ring.allocate(message.payload_bytes)
+            self.starts[message.seq] = start
+            size = message.payload_bytes
+            self.target[start : start + size] = self.source[source : source + size]
+            message = replace(message, start=start)
+        self.incoming.on_delivered(message, board_view=VIEW)
+
+    def acknowledge(self):
+        seqs = self.released.popleft()["seqs"]
+        for seq in seqs:
+            if seq in self.starts:
+                self.ring.free(self.starts.pop(seq))
+        self.out.on_acked(VIEW, seqs, [1] * len(seqs))
+
+    def events(self):
+        return [self.deliver] * bool(self.sent) + [self.acknowledge] * bool(self.released)
+
+
+class Place:
+    """Stands where an attachment does."""
+
+    def __init__(self, wires):
+        self._wires = wires
+
+    def out(self, stream):
+        return self._wires[stream].out
+
+    def incoming(self, stream):
+        return self._wires[stream].incoming
+
+
+class FakeStage:
+    """Puts out tensors of drawn sizes whose first value names the microbatch."""
+
+    def __init__(self, rng, sizes, *, last, frozen):
+        self._rng, self._sizes, self._last, self._frozen = rng, sizes, last, frozen
+        self.held = {}
+        self.most_held = 0
+        self.order = []
+
+    def is_held(self, microbatch):
+        return microbatch in self.held
+
+    def expects_gradient(self, microbatch):
+        return not self._last
+
+    def forward(self, inputs, targets, *, mode, step, microbatch, weight):
+        assert inputs[0].item() == microbatch == targets[0].item()
+        self.order.append(f"F{microbatch}")
+        if not self._frozen:
+            self.held[microbatch] = inputs.requires_grad
+            self.most_held = max(self.most_held, len(self.held))
+        size = self._rng.choice(self._sizes)
+        output = torch.full((size,), float(microbatch))
+        return output.requires_grad_(not self._frozen)
+
+    def backward(self, grads, *, mode, step, microbatch):
+        wanted = self.held.pop(microbatch)
+        if not self._last:
+            assert grads[0][0].item() == microbatch
+        self.order.append(f"B{microbatch}")
+        return [torch.full((self._rng.choice(self._sizes),), float(microbatch))], wanted
+
+
+class Around:
+    def set_action(self, text, *, step=-1, microbatch=-1):
+        pass
+
+
+def build_line(rng, *, num_stages, ring_bytes, sizes, windows, frozen_first):
+    wires = {}
+    for boundary in range(num_stages - 1):
+        for direction in (FORWARD, BACKWARD):
+            stream = stream_id(boundary, direction)
+            wires[stream] = Wire(stream, rng.choice(ring_bytes), rng.choice(ring_bytes))
+    place = Place(wires)
+    codecs = Codecs(activations="none", gradients="planes")
+    stages, runtimes = [], []
+    for index in range(num_stages):
+        up = down = None
+        if index > 0:
+            neighbour = Neighbour(name="up", own_name=f"r{index}", boundary=index - 1)
+            up = Edge(place, neighbour, direction=BACKWARD, codecs=codecs)
+        if index < num_stages - 1:
+            neighbour = Neighbour(name="down", own_name=f"r{index}", boundary=index)
+            down = Edge(place, neighbour, direction=FORWARD, codecs=codecs)
+        stage = FakeStage(
+            rng, sizes, last=index == num_stages - 1, frozen=frozen_first and index == 0
+        )
+        stages.append(stage)
+        runtime = Runtime(
+            stage,
+            index=index,
+            upstream=up,
+            downstream=down,
+            group=Group(rank=0, size=1),
+            device=torch.device("cpu"),
+            surroundings=Around(),
+        )
+        runtimes.append(runtime)
+    return wires, stages, runtimes
+
+
+def run_line(rng, wires, runtimes):
+    """Fire enabled events in random order until all is done; a deadlock is an assertion."""
+    account = Account()
+    while True:
+        for runtime in runtimes:
+            runtime.pump()
+        if all(runtime.is_done for runtime in runtimes):
+            return
+        events = [event for wire in wires.values() for event in wire.events()]
+        choices = events + [runtime for runtime in runtimes if not runtime.is_done]
+        while choices:
+            choice = choices.pop(rng.randrange(len(choices)))
+            if isinstance(choice, Runtime):
+                if choice.advance(account):
+                    break
+            else:
+                choice()
+                break
+        else:
+            raise AssertionError("deadlock: nothing can happen, and the step is not done")
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    num_stages=st.integers(2, 4),
+    num_microbatches=st.integers(1, 7),
+    ring_pages=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    floats=st.lists(st.integers(1, 12_000), min_size=1, max_size=3),
+    windows=st.lists(st.integers(1, 7), min_size=4, max_size=4),
+    frozen_first=st.booleans(),
+    training=st.booleans(),
+)
+def test_no_arrival_order_deadlocks_and_windows_hold(
+    seed, num_stages, num_microbatches, ring_pages, floats, windows, frozen_first, training
+):
+    rng = random.Random(seed)
+    wires, stages, runtimes = build_line(
+        rng,
+        num_stages=num_stages,
+        ring_bytes=[4096 * pages for pages in ring_pages],
+        sizes=floats,
+        windows=windows,
+        frozen_first=frozen_first or not training,
+    )
+    if not training:
+        for stage in stages:
+            stage._frozen = True
+    batches = [
+        (torch.full((3,), float(m)), torch.full((2,), float(m))) for m in range(num_microbatches)
+    ]
+    for index, runtime in enumerate(runtimes):
+        runtime.start(
+            Work(
+                mode="forward" if training else "evaluate",
+                step=5,
+                num_microbatches=num_microbatches,
+                window=windows[index],
+                weight=Weight(num_targets=1.0),
+                microbatches=batches if index == 0 else (),
+            )
+        )
+    run_line(rng, wires, runtimes)
+    for stage, window in zip(stages, windows, strict=False):
+        assert stage.most_held <= window
+        assert [a for a in stage.order if a[0] == "F"] == [f"F{m}" for m in range(num_microbatches)]
+        backwards = [a for a in stage.order if a[0] == "B"]
+        expected = 0 if stage._frozen else num_microbatches
+        assert backwards == [f"B{m}" for m in range(expected)]
