@@ -1,0 +1,209 @@
+"""Checkpoints of one region, written by torch.distributed.checkpoint (DCP).
+
+    <root>/step-00000500/<region>/   .metadata, *.distcp   what DCP writes: the tensors
+                                     extra.json            all that is not a tensor
+                                     meta.json             format, step, region, files; last
+
+A folder is written under another name, flushed to the disk and renamed: a step is there whole or
+not at all. Several regions may share one root or have one each.
+"""
+
+import logging
+import shutil
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from geotrain.errors import ConfigError
+from geotrain.state.dcp_metadata import read_tensor_layout
+from geotrain.state.errors import CheckpointError
+from geotrain.state.manifest import (
+    EXTRA_NAME,
+    check_manifest,
+    existing_folder,
+    read_json,
+    region_folder,
+    replaced_folder,
+    steps_in,
+    sync_folder,
+    write_json,
+    write_manifest,
+    writing_folder,
+)
+from geotrain.state.optimizer import describe_difference
+
+logger = logging.getLogger(__name__)
+
+
+def save_state(
+    root: Path,
+    *,
+    region: str,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    extra: Mapping[str, Any],
+) -> Path:
+    """Write one region's state at one step, and return once it is on the disk.
+
+    A step that is there already is replaced; whatever happens meanwhile, one of the two is whole.
+    One writer per region and root: leftovers of an earlier, killed one are removed.
+
+    Args:
+        root: Made where absent.
+        tensors: Flat, by name ("model/layers.3.weight"), on any device.
+        extra: For json.dump, with string keys only; `pack_object` makes such values.
+
+    Returns:
+        The region's folder.
+
+    Raises:
+        CheckpointError: The disk is full, read-only and the like.
+        ConfigError: A value of `tensors` is none.
+    """
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor):
+            raise ConfigError(
+                f"{name}: a {type(value).__name__} cannot be saved among the tensors of a "
+                "checkpoint; give modules buffers instead of get_extra_state()"
+            )
+    writing = writing_folder(root, step, region)
+    try:
+        for stale in root.glob(f"step-*/{writing.name}"):
+            shutil.rmtree(stale)
+        writing.mkdir(parents=True)
+        try:
+            with _dcp_in_one_process():
+                save(dict(tensors), storage_writer=FileSystemWriter(writing), no_dist=True)
+            write_json(writing / EXTRA_NAME, extra)
+            write_manifest(writing, region=region, step=step, geotrain_version=version("geotrain"))
+        except BaseException:
+            shutil.rmtree(writing, ignore_errors=True)
+            raise
+        return _put_in_place(root, step, region)
+    except OSError as exc:
+        raise CheckpointError(
+            f"region {region}: step {step} cannot be saved under {root}: {exc}; "
+            "free space or choose another folder, older checkpoints are untouched"
+        ) from exc
+
+
+def complete_steps(root: Path, region: str) -> list[int]:
+    """The steps of which this region has a whole checkpoint under `root`, ascending.
+
+    Sizes are compared, hashes only by `load_state`. A damaged one is left out and logged.
+    """
+    complete = []
+    for step in steps_in(root):
+        folder = existing_folder(root, step, region)
+        if folder is None:
+            continue
+        try:
+            check_manifest(folder, region=region, step=step, hashes=False)
+        except CheckpointError as exc:
+            logger.warning("! checkpoint of step %d is left out: %s", step, exc)
+            continue
+        complete.append(step)
+    return complete
+
+
+def newest_common(sets: Sequence[Collection[int]]) -> int | None:
+    """The newest step that every region holds, or None. Pure."""
+    if not sets:
+        return None
+    return max(set(sets[0]).intersection(*sets[1:]), default=None)
+
+
+def load_state(root: Path, *, region: str, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `save_state` wrote: the tensors, newly allocated on the CPU, and `extra`.
+
+    Raises:
+        CheckpointError: It is not there, damaged, or another region's.
+    """
+    folder = existing_folder(root, step, region)
+    if folder is None:
+        held = ", ".join(map(str, complete_steps(root, region)[-5:])) or "none"
+        raise CheckpointError(
+            f"{region_folder(root, step, region)} is missing; "
+            f"whole checkpoints of region {region} under {root}: {held}"
+        )
+    check_manifest(folder, region=region, step=step, hashes=True)
+    layout = read_tensor_layout(folder / ".metadata")
+    tensors: dict[str, Any] = {
+        name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in layout.items()
+    }
+    try:
+        with _dcp_in_one_process():
+            load(tensors, storage_reader=FileSystemReader(folder), no_dist=True)
+    except OSError as exc:
+        raise CheckpointError(f"{folder} cannot be read ({exc}); resume from another step") from exc
+    return tensors, read_json(folder / EXTRA_NAME)
+
+
+def check_names(
+    tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], *, region: str, what: str
+) -> None:
+    """Make sure that a checkpoint has just the tensors that the model wants, of the same shapes.
+
+    Args:
+        what: What is loaded, for the error: "model, step 500".
+
+    Raises:
+        CheckpointError: Names or shapes differ; names the first few.
+    """
+    if tensors.keys() != wanted.keys():
+        difference = describe_difference(set(tensors), set(wanted))
+        raise CheckpointError(
+            f"region {region}, {what}: {difference}; resume with the model and split "
+            "that the checkpoint was written with"
+        )
+    for name, tensor in wanted.items():
+        found = tensors[name]
+        if (found.shape, found.dtype) != (tensor.shape, tensor.dtype):
+            raise CheckpointError(
+                f'region {region}, {what}: "{name}" is {found.dtype} {tuple(found.shape)} in the '
+                f"checkpoint and {tensor.dtype} {tuple(tensor.shape)} in this script's model; "
+                "resume with the same model and precision"
+            )
+
+
+def _put_in_place(root: Path, step: int, region: str) -> Path:
+    """Rename the finished folder, any old one aside first, and flush the renames."""
+    final = region_folder(root, step, region)
+    replaced = replaced_folder(root, step, region)
+    if final.exists():
+        if replaced.exists():
+            shutil.rmtree(replaced)
+        final.rename(replaced)  # readers look here while `final` is absent
+    writing_folder(root, step, region).rename(final)
+    sync_folder(final.parent)
+    sync_folder(root)
+    if replaced.exists():
+        shutil.rmtree(replaced)
+    return final
+
+
+@contextmanager
+def _dcp_in_one_process() -> Iterator[None]:
+    """DCP warns at every call without a process group, and wraps errors in a BaseException."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", r"torch\.distributed is disabled, unavailable or uninit", UserWarning
+        )
+        try:
+            yield
+        except CheckpointException as exc:
+            cause = next(iter(exc.failures.values()))[0]
+            # The tensor files' own reader reports damage as RuntimeError and the like.
+            if isinstance(cause, Exception) and not isinstance(cause, OSError):
+                raise OSError(f"{type(cause).__name__}: {cause}") from cause
+            raise cause from None
