@@ -142,13 +142,9 @@ class Membership:
     def _open_view(self) -> None:
         board = self.attachment.board()
         self._view = {name: board[name].incarnation for name in self._names}
-        rings = {}
-        if self._index > 0:
-            stream = stream_id(self._index - 1, BACKWARD)
-            rings[stream] = board[self._names[self._index - 1]].rings[stream]
-        if self._index < len(self._names) - 1:
-            stream = stream_id(self._index, FORWARD)
-            rings[stream] = board[self._names[self._index + 1]].rings[stream]
+        rings = {
+            stream: board[neighbour].rings[stream] for stream, neighbour in self._out_streams()
+        }
         self.attachment.open_view(view_id(list(self._view.values())), rings)
 
     # ---- watching
@@ -229,25 +225,29 @@ class Membership:
 
     def leave(self) -> None:
         """Go in order: what the neighbours still wait for is taken before they hear of it."""
-
-        def taken() -> bool:
-            return all(
-                self.attachment.out(stream).unacknowledged == 0 for stream in self._out_streams()
-            )
-
         if self._view and self._trouble(()) is None:
             self.post_action("waiting for the neighbours to take the last messages")
             try:
-                self.attachment.wait(taken, timeout_s=_LEAVE_TIMEOUT_S)
+                self.attachment.wait(self._all_taken, timeout_s=_LEAVE_TIMEOUT_S)
             except AttachError as exc:
                 logger.info("= %s", exc)
         self.attachment.leave("the process is done")
         self.attachment.close()
 
-    def _out_streams(self) -> list[int]:
+    def _all_taken(self) -> bool:
+        board = self.attachment.board()
+        for stream, neighbour in self._out_streams():
+            # One that has ended takes nothing any more, and waits for nothing.
+            present = board[neighbour].state in ("attached", "ready")
+            if present and self.attachment.out(stream).unacknowledged:
+                return False
+        return True
+
+    def _out_streams(self) -> list[tuple[int, str]]:
+        """Streams that this region sends on, each with the neighbour that takes it."""
         streams = []
         if self._index > 0:
-            streams.append(stream_id(self._index - 1, BACKWARD))
+            streams.append((stream_id(self._index - 1, BACKWARD), self._names[self._index - 1]))
         if self._index < len(self._names) - 1:
-            streams.append(stream_id(self._index, FORWARD))
+            streams.append((stream_id(self._index, FORWARD), self._names[self._index + 1]))
         return streams

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from geotrain.config import Config, load_config
 from geotrain.errors import ConfigError
 from geotrain.membership import Membership
+from geotrain.observability.log import setup_logging
 from geotrain.pipeline import segment as segments
 from geotrain.pipeline.context import Context, Parts, Place
 from geotrain.pipeline.device import PRECISIONS, choose_device
@@ -61,6 +62,7 @@ def attach(config: str | Path | None = None, *, timeout_s: float = ATTACH_TIMEOU
             f"region {loaded.site.name} was started with {world_size} ranks (WORLD_SIZE); this "
             f"release runs one rank in each region: use torchrun --nproc-per-node=1"
         )
+    setup_logging()
     torch.set_num_threads(loaded.run.threads)
     if loaded.run.num_regions == 1:
         return Region(loaded, None)

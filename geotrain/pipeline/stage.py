@@ -189,9 +189,14 @@ class Stage:
                 ]
                 if pairs:
                     torch.autograd.backward([r for r, _ in pairs], [g for _, g in pairs])
+        watched = bool(held.leaves)
         for leaf in held.leaves:
             leaf.grad = None
-        return held.input_grads, bool(held.leaves)
+        # The leaf's hook holds `held`, which holds the graph, which holds the leaf: a cycle through
+        # C++ that the collector finds late, if at all.
+        held.leaves.clear()
+        held.roots.clear()
+        return held.input_grads, watched
 
     @contextmanager
     def _drawing(self, mode: str, step: int, microbatch: int) -> Iterator[None]:

@@ -1,3 +1,6 @@
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -138,3 +141,22 @@ def test_a_loss_that_is_not_one_number_is_refused():
         stage.forward(
             torch.randn(5, 6), torch.zeros(5).long(), weight=Weight(num_targets=1.0), **place()
         )
+
+
+@pytest.mark.parametrize(("first", "last"), [(True, False), (False, False), (False, True)])
+def test_nothing_of_a_microbatch_outlives_its_backward(first, last):
+    """Without the collector: what waited for it would pile up, one graph a microbatch."""
+    stage = make_stage([nn.Linear(6, 6)], ["0"], first=first, last=last)
+    inputs = torch.randn(5, 6).requires_grad_(not first)
+    targets = torch.zeros(5, dtype=torch.long)
+    gc.collect()
+    gc.disable()
+    try:
+        output = stage.forward(inputs, targets, weight=Weight(num_targets=5.0), **place())
+        grads = [] if last else [torch.ones(5, 6)]
+        watched = [weakref.ref(tensor) for tensor in (inputs, output) if tensor is not None]
+        stage.backward(grads, **place())
+        del inputs, output
+        assert [ref() for ref in watched] == [None] * len(watched)
+    finally:
+        gc.enable()
