@@ -173,27 +173,33 @@ class Membership:
 
     def _trouble(self, needs: Sequence[str]) -> RegionError | None:
         """What ended another region of this run, if anything did."""
-        own = self._names[self._index]
-        for name, entry in self.attachment.board().items():
-            if name not in self._names:
-                continue
-            expected = self._view.get(name)
-            if entry.state in ("attached", "ready"):
-                self._seen_alive.add((name, entry.incarnation))
-            if expected is not None and entry.incarnation != expected:
-                return self._error("restarted", f"region {name} was started again meanwhile")
-            if expected is None and (name, entry.incarnation) not in self._seen_alive:
-                continue  # how an earlier run ended
+        board = self.attachment.board()
+        entries = [(name, board[name]) for name in self._names if name in board]
+        concerned = [(name, entry) for name, entry in entries if self._concerns(name, entry)]
+        # The cause before its consequences: regions leave because another one failed.
+        for name, entry in concerned:
             if entry.state == "failed":
                 return RegionError.from_record(entry.error or {"region": name, "kind": "lost"})
+        for name, entry in entries:
+            if self._view.get(name, entry.incarnation) != entry.incarnation:
+                return self._error("restarted", f"region {name} was started again meanwhile")
+        for name, entry in concerned:
             if entry.state == "left" and name in needs:
                 return RegionError(
                     region=name,
                     kind="left",
-                    detail=f"left the run ({entry.note or 'no reason given'}) while region {own} "
-                    f"went on; all regions must run the same loop",
+                    detail=f"left the run ({entry.note or 'no reason given'}) while region "
+                    f"{self._names[self._index]} went on; all regions must run the same loop",
                 )
         return None
+
+    def _concerns(self, name: str, entry: Presence) -> bool:
+        """Whether an entry is of this run, and not of how an earlier one ended."""
+        if entry.state in ("attached", "ready"):
+            self._seen_alive.add((name, entry.incarnation))
+        if name in self._view:
+            return self._view[name] == entry.incarnation
+        return (name, entry.incarnation) in self._seen_alive
 
     def _error(self, kind: str, detail: str) -> RegionError:
         error = RegionError(region=self._names[self._index], kind=kind, detail=detail)

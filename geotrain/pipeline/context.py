@@ -166,8 +166,8 @@ class Context:
         )
 
     def post_error(self, error: RegionError) -> None:
-        """Tell every region, if the error happened here."""
-        if self._daemon is not None and error.region == self.place.name:
+        """Tell every region, also of an error from elsewhere: whoever hears first, hears it all."""
+        if self._daemon is not None:
             self._daemon.post_error(error)
 
     # ---- figures

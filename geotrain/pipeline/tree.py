@@ -26,48 +26,53 @@ def flatten(tree: Any, *, path: str = "output") -> tuple[Spec, list[torch.Tensor
         TreeError: naming the path and the type of what cannot cross a boundary.
     """
     tensors: list[torch.Tensor] = []
+    return _flatten(tree, path, 0, tensors), tensors
 
-    def walk(node: Any, where: str, depth: int) -> Spec:
-        if depth > MAX_DEPTH:
-            raise TreeError(f"{where} is nested more than {MAX_DEPTH} deep")
-        if isinstance(node, torch.Tensor):
-            tensors.append(node)
-            return ["T", len(tensors) - 1]
-        if node is None or isinstance(node, bool | int | float | str):
-            return ["S", node]
-        if type(node) in (tuple, list):
-            specs = [walk(child, f"{where}[{i}]", depth + 1) for i, child in enumerate(node)]
-            return ["t" if type(node) is tuple else "l", specs]
-        if isinstance(node, dict) and all(isinstance(key, str) for key in node):
-            items = [[k, walk(child, f"{where}[{k!r}]", depth + 1)] for k, child in node.items()]
-            return ["d", items]
-        raise TreeError(
-            f"{where} is a {type(node).__name__}; a boundary carries tensors, None, bool, int, "
-            f"float and str in tuples, lists and dicts with str keys"
-        )
 
-    return walk(tree, path, 0), tensors
+# Plain functions, not closures: a closure that calls itself is a reference cycle, and would keep
+# its tensors until the collector comes by.
+def _flatten(node: Any, path: str, depth: int, tensors: list[torch.Tensor]) -> Spec:
+    if depth > MAX_DEPTH:
+        raise TreeError(f"{path} is nested more than {MAX_DEPTH} deep")
+    if isinstance(node, torch.Tensor):
+        tensors.append(node)
+        return ["T", len(tensors) - 1]
+    if node is None or isinstance(node, bool | int | float | str):
+        return ["S", node]
+    if type(node) in (tuple, list):
+        specs = [_flatten(node[i], f"{path}[{i}]", depth + 1, tensors) for i in range(len(node))]
+        return ["t" if type(node) is tuple else "l", specs]
+    if isinstance(node, dict) and all(isinstance(key, str) for key in node):
+        items = [
+            [key, _flatten(child, f"{path}[{key!r}]", depth + 1, tensors)]
+            for key, child in node.items()
+        ]
+        return ["d", items]
+    raise TreeError(
+        f"{path} is a {type(node).__name__}; a boundary carries tensors, None, bool, int, "
+        f"float and str in tuples, lists and dicts with str keys"
+    )
 
 
 def unflatten(spec: Spec, tensors: Sequence[torch.Tensor | None]) -> Any:
     """Put a tree together again. Raises TreeError for a spec that does not fit."""
+    return _unflatten(spec, 0, tensors)
 
-    def walk(node: Any, depth: int) -> Any:
-        if depth > MAX_DEPTH or not isinstance(node, list | tuple) or len(node) != 2:
-            raise TreeError("malformed tree")
-        tag, content = node
-        if tag == "T" and isinstance(content, int) and 0 <= content < len(tensors):
-            return tensors[content]
-        if tag == "S" and (content is None or isinstance(content, bool | int | float | str)):
-            return content
-        if tag in ("t", "l") and isinstance(content, list | tuple):
-            children = [walk(child, depth + 1) for child in content]
-            return tuple(children) if tag == "t" else children
-        if tag == "d" and isinstance(content, list | tuple):
-            return {str(key): walk(child, depth + 1) for key, child in content}
+
+def _unflatten(node: Any, depth: int, tensors: Sequence[torch.Tensor | None]) -> Any:
+    if depth > MAX_DEPTH or not isinstance(node, list | tuple) or len(node) != 2:
         raise TreeError("malformed tree")
-
-    return walk(spec, 0)
+    tag, content = node
+    if tag == "T" and isinstance(content, int) and 0 <= content < len(tensors):
+        return tensors[content]
+    if tag == "S" and (content is None or isinstance(content, bool | int | float | str)):
+        return content
+    if tag in ("t", "l") and isinstance(content, list | tuple):
+        children = [_unflatten(child, depth + 1, tensors) for child in content]
+        return tuple(children) if tag == "t" else children
+    if tag == "d" and isinstance(content, list | tuple):
+        return {str(key): _unflatten(child, depth + 1, tensors) for key, child in content}
+    raise TreeError("malformed tree")
 
 
 def signature(spec: Spec, dtypes: Sequence[str]) -> str:

@@ -1,0 +1,42 @@
+# From nothing but Python >= 3.11: `make demo`, `make test`, `make check`, `make bench`, `make soak`.
+# Options: make demo DEMO_ARGS="--regions 3 --verify", make test PYTEST_ARGS="-k link -x".
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench soak clean
+
+help:
+	@head -n 2 Makefile
+
+$(STAMP): pyproject.toml deploy/constraints.txt
+	@test -n "$(PYTHON)" || { echo "geotrain needs Python 3.11 or later: make PYTHON=/path/to/python3" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c deploy/constraints.txt -e '.[test]'
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/geotrain demo $(DEMO_ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+# Each prints one JSON object; run alone on the machine.
+bench: $(STAMP)
+	@set -e; for script in $(filter-out %/soak.py,$(sort $(wildcard tests/benchmarks/*.py))); do \
+		echo "# $$script" >&2; $(BIN)/python $$script $(BENCH_ARGS); done
+
+soak: $(STAMP)
+	@$(BIN)/python tests/benchmarks/soak.py $(SOAK_ARGS)
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,191 @@
+"""`geotrain status`: what this region's daemon sees, for people."""
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from geotrain.config import Config
+from geotrain.errors import GeotrainError
+
+TIMEOUT_S = 5.0
+ANSWER_LIMIT_BYTES = 16 << 20
+
+
+def status(config: Config, *, stacks: bool, as_json: bool) -> int:
+    """Ask the daemon and print. GeotrainError where none is running or answers."""
+    document = fetch(config, stacks=stacks)
+    if as_json:
+        print(json.dumps(document))
+    else:
+        show(document, Console())
+    return 0
+
+
+def fetch(config: Config, *, stacks: bool = False) -> dict[str, Any]:
+    """The status document of this site's daemon, found through the note beside its socket."""
+    note = Path(f"{config.socket_path}.json")
+    try:
+        place = json.loads(note.read_text(encoding="utf-8"))
+        address, pid = str(place["status"]), int(place["pid"])
+    except FileNotFoundError as exc:
+        raise GeotrainError(
+            f"no daemon of region {config.site.name} runs here (no {note}); "
+            f"start it with: geotrain daemon --config {config.path}"
+        ) from exc
+    except (OSError, ValueError, TypeError, KeyError) as exc:
+        raise GeotrainError(f"cannot read {note}: {exc}") from exc
+    # No proxies: the page is on loopback, whatever http_proxy says.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    url = f"http://{address}/status" + ("?stacks=1" if stacks else "")
+    try:
+        with opener.open(url, timeout=TIMEOUT_S) as answer:
+            document = json.loads(answer.read(ANSWER_LIMIT_BYTES))
+    except (OSError, ValueError) as exc:
+        reason = exc.reason if isinstance(exc, urllib.error.URLError) else exc
+        raise GeotrainError(
+            f"the daemon of region {config.site.name} (pid {pid}, {_life_of(pid)}) does not "
+            f"answer at {address}: {reason}"
+        ) from exc
+    if not isinstance(document, dict):
+        raise GeotrainError(f"{url} answered with something that is no status")
+    return document
+
+
+def _life_of(pid: int) -> str:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return "gone"
+    except PermissionError:
+        pass
+    return "alive"
+
+
+def show(document: Mapping[str, Any], console: Console) -> None:
+    """Print the whole document as tables and lines."""
+    view = "all regions ready" if document["view"] is not None else "not all regions are ready"
+    console.print(
+        f"run [bold]{escape(document['run_id'])}[/], region [bold]{escape(document['region'])}[/]: "
+        f"{view}; daemon pid {document['pid']}, up {duration(document['uptime_s'])}, "
+        f"links {document['security']}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(_regions(document["board"]))
+    console.print(_ranks(document["ranks"]))
+    if document["links"]:
+        console.print(_links(document["links"]))
+        for peer, link in document["links"].items():
+            if link.get("reason"):
+                console.print(f"{peer}: {link['reason']}", markup=False, highlight=False)
+    console.print(_egress(document["egress"]), highlight=False, soft_wrap=True)
+    for rank, text in document.get("stacks", {}).items():
+        console.print(f"\n[bold]rank {escape(rank)}[/]")
+        console.print(text.rstrip(), markup=False, highlight=False, soft_wrap=True)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _regions(board: list[Mapping[str, Any]]) -> Table:
+    table = _table("region", "state", "note")
+    for entry in board:
+        error = entry.get("error") or {}
+        note = error.get("detail") or entry.get("note") or ""
+        table.add_row(escape(entry["region"]), entry["state"], escape(str(note)))
+    return table
+
+
+def _ranks(ranks: list[Mapping[str, Any]]) -> Table:
+    table = _table("rank", "pid", "step", "loss", "now", "since")
+    for rank in ranks:
+        step, loss = rank["step"], (rank.get("report") or {}).get("loss")
+        table.add_row(
+            str(rank["rank"]),
+            str(rank["pid"]),
+            "-" if step is None else str(step),
+            f"{loss:.4f}" if isinstance(loss, int | float) else "-",
+            escape(rank["action"]) if rank["state"] != "left" else "left",
+            duration(rank["action_age_s"]),
+        )
+    if not ranks:
+        table.add_row("none attached", "", "", "", "", "")
+    return table
+
+
+def _links(links: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = _table("link to", "state", "since", "RTT min/p50/p99", "out", "in", "sent", "received")
+    for peer, link in links.items():
+        rate = link.get("rate_bytes_per_s") or {}
+        table.add_row(
+            escape(peer),
+            link["state"],
+            duration(link.get("since_s")),
+            round_trip(link.get("rtt_s") or {}),
+            bit_rate(rate.get("send")),
+            bit_rate(rate.get("receive")),
+            size(link.get("bytes_sent")),
+            size(link.get("bytes_received")),
+        )
+    return table
+
+
+def _egress(egress: Mapping[str, Any]) -> str:
+    per_million = egress["usd_per_million_tokens"]
+    limit = egress["limit_usd_per_day"]
+    return (
+        f"egress {size(egress['bytes_today'])} today, {egress['usd_today']:.2f} $"
+        + (f" of {limit:g} $ a day" if limit is not None else "")
+        + f"; {egress['usd_per_hour']:.2f} $/h"
+        + (f", {per_million:.4f} $ per million tokens" if per_million is not None else "")
+    )
+
+
+def duration(seconds: float | None) -> str:
+    """Such as "0.4 s", "12 s", "3 min 5 s", "2 h 10 min"."""
+    if seconds is None:
+        return "-"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def round_trip(rtt_s: Mapping[str, float | None]) -> str:
+    """Such as "100.2/100.9/104.0 ms"."""
+    values = [rtt_s.get(name) for name in ("min", "p50", "p99")]
+    if all(value is None for value in values):
+        return "-"
+    return "/".join("-" if value is None else f"{value * 1e3:.1f}" for value in values) + " ms"
+
+
+def bit_rate(bytes_per_s: float | None) -> str:
+    """In Mbit/s, as links are sold."""
+    return "-" if bytes_per_s is None else f"{bytes_per_s * 8e-6:.1f} Mbit/s"
+
+
+def size(num_bytes: float | None) -> str:
+    """In powers of 1,000, as egress is billed."""
+    if num_bytes is None:
+        return "-"
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.2f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.2f} TB"

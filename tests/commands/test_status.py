@@ -1,0 +1,203 @@
+import io
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from geotrain.commands.status import bit_rate, duration, fetch, round_trip, show, size, status
+from geotrain.config import Config, load_config
+from geotrain.errors import GeotrainError
+
+SITE = """
+version = 1
+[run]
+id = "wiki"
+global_batch = 16
+regions = [{ name = "virginia", layers = "0:6" }, { name = "frankfurt", layers = "6:12" }]
+[site]
+name = "virginia"
+socket = "rank.sock"
+"""
+DOCUMENT: dict[str, Any] = {
+    "run_id": "wiki",
+    "region": "virginia",
+    "index": 0,
+    "pid": 41,
+    "uptime_s": 75.2,
+    "state": "ready",
+    "view": "00ff",
+    "board": [
+        {"region": "virginia", "incarnation": 1, "revision": 2, "state": "ready", "note": ""},
+        {
+            "region": "frankfurt",
+            "state": "failed",
+            "note": "",
+            "error": {"region": "frankfurt", "detail": "pid 7 is gone [exit unknown]"},
+        },
+    ],
+    "ranks": [
+        {
+            "rank": 0,
+            "pid": 42,
+            "state": "ready",
+            "action": "1F3 of step 7",
+            "action_age_s": 12.0,
+            "step": 6,
+            "report": {"loss": 2.5},
+        }
+    ],
+    "links": {
+        "frankfurt": {
+            "state": "connected",
+            "since_s": 70.0,
+            "reason": "",
+            "rtt_s": {"min": 0.1002, "p50": 0.1009, "p99": 0.104},
+            "rate_bytes_per_s": {"send": 115e6, "receive": None},
+            "bytes_sent": 3_210_000,
+            "bytes_received": 999,
+        }
+    },
+    "security": "plaintext",
+    "egress": {
+        "bytes_today": 3_210_000,
+        "usd_today": 0.25,
+        "usd_per_hour": 1.5,
+        "usd_per_million_tokens": 0.0125,
+        "limit_usd_per_day": 10.0,
+    },
+    "loop_lag_ms": {"p50": 0.1, "p99": 2.0},
+    "memory_rss_bytes": 50_000_000,
+}
+
+
+class Page(BaseHTTPRequestHandler):
+    answer = b""
+    asked: str = ""
+
+    def do_GET(self) -> None:
+        type(self).asked = self.path
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.answer)
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@pytest.fixture
+def config(tmp_path) -> Config:
+    file = tmp_path / "site.toml"
+    file.write_text(SITE)
+    return load_config(file)
+
+
+@pytest.fixture
+def page(config) -> Iterator[type[Page]]:
+    """A daemon's status page, with the note that leads to it."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    note = {"status": f"127.0.0.1:{server.server_port}", "pid": 41}
+    (config.path.parent / "rank.sock.json").write_text(json.dumps(note))
+    Page.answer = json.dumps(DOCUMENT).encode()
+    yield Page
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def shown(document: dict[str, Any]) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    show(document, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_everything_a_person_asks_for_is_shown():
+    text = " ".join(shown(DOCUMENT).split())
+    for words in (
+        "run wiki, region virginia: all regions ready; daemon pid 41, up 1 min 15 s",
+        "links plaintext",
+        "frankfurt failed pid 7 is gone [exit unknown]",
+        "0 42 6 2.5000 1F3 of step 7 12 s",
+        "frankfurt connected 1 min 10 s 100.2/100.9/104.0 ms 920.0 Mbit/s - 3.21 MB 999 B",
+        "egress 3.21 MB today, 0.25 $ of 10 $ a day; 1.50 $/h, 0.0125 $ per million tokens",
+    ):
+        assert words in text
+
+
+def test_stacks_are_printed_as_they_are():
+    text = shown(DOCUMENT | {"stacks": {"0": 'File "train.py", line 3 in [step]\n'}})
+    assert 'rank 0\nFile "train.py", line 3 in [step]\n' in text
+
+
+def test_a_daemon_at_its_start_has_little_to_show():
+    link = {"state": "connecting", "reason": "connection refused", "bytes_sent": 0}
+    egress = DOCUMENT["egress"] | {"usd_per_million_tokens": None, "limit_usd_per_day": None}
+    text = shown(
+        DOCUMENT
+        | {"view": None, "ranks": [], "board": [], "links": {"tokyo": link}, "egress": egress}
+    )
+    assert "not all regions are ready" in text
+    assert "none attached" in text
+    assert "tokyo: connection refused\n" in text
+    assert "per million" not in text
+
+
+def test_json_is_the_daemons_own(config, page, capsys):
+    assert status(config, stacks=False, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out) == DOCUMENT
+    assert page.asked == "/status"
+
+
+def test_stacks_are_asked_for_past_any_proxy(config, page, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    fetch(config, stacks=True)
+    assert page.asked == "/status?stacks=1"
+
+
+def test_no_daemon_says_how_to_start_one(config):
+    with pytest.raises(GeotrainError, match=r"no daemon of region virginia runs here .*--config"):
+        fetch(config)
+
+
+def test_a_daemon_that_was_killed_is_named_with_its_pid(config, tmp_path):
+    (tmp_path / "rank.sock.json").write_text('{"status": "127.0.0.1:1", "pid": 4194304}')
+    with pytest.raises(GeotrainError, match=r"pid 4194304, gone\) does not answer at 127.0.0.1:1"):
+        fetch(config)
+
+
+@pytest.mark.parametrize("note", ["", "{}", "[]", '{"status": "x", "pid": "y"}'])
+def test_a_broken_note_is_one_line(config, tmp_path, note):
+    (tmp_path / "rank.sock.json").write_text(note)
+    with pytest.raises(GeotrainError, match=r"cannot read .*rank\.sock\.json"):
+        fetch(config)
+
+
+@pytest.mark.parametrize("answer", [b"hello", b"[1]"])
+def test_something_else_on_the_port_is_one_line(config, page, answer):
+    page.answer = answer
+    with pytest.raises(GeotrainError, match=r"does not answer|no status"):
+        fetch(config)
+
+
+def test_units():
+    assert [duration(s) for s in (None, 0.44, 12.9, 185, 7800)] == [
+        "-",
+        "0.4 s",
+        "12 s",
+        "3 min 5 s",
+        "2 h 10 min",
+    ]
+    assert [size(n) for n in (None, 999, 1000, 2.5e9, 3e15)] == [
+        "-",
+        "999 B",
+        "1.00 kB",
+        "2.50 GB",
+        "3000.00 TB",
+    ]
+    assert round_trip({"min": None, "p50": 0.1}) == "-/100.0/- ms"
+    assert bit_rate(125e6) == "1000.0 Mbit/s"
