@@ -99,8 +99,10 @@ class Context:
         self.place = place
         self.parts = parts
         self._daemon = daemon
-        self._action: tuple[str, int, int] | None = None
+        self._place: tuple[str | None, int | None] = (None, None)
         self._posted = ""
+        self.step: int | None = None
+        """The step that the regions are at, from 1; None before the first."""
 
     @property
     def edges(self) -> list[Edge]:
@@ -108,9 +110,15 @@ class Context:
 
     # ---- what this rank is doing
 
-    def set_action(self, text: str, *, step: int = -1, microbatch: int = -1) -> None:
-        """Post what this rank is doing; an error from now on is said to lie there."""
-        self._action = (text, step, microbatch) if step >= 0 else None
+    def set_action(
+        self, text: str, *, key: str | None = None, microbatch: int | None = None
+    ) -> None:
+        """Post what this rank is doing.
+
+        Args:
+            key, microbatch: Where an error from now on is said to lie, besides the step.
+        """
+        self._place = (key, microbatch)
         self._post(text)
 
     def _post(self, text: str) -> None:
@@ -145,22 +153,14 @@ class Context:
 
     # ---- errors
 
-    def error(
-        self, kind: str, detail: str, *, step: int | None = None, microbatch: int | None = None
-    ) -> RegionError:
-        """An error in this region, at the place given or else at the current action."""
-        key: str | None = None
-        if self._action is not None:
-            key, action_step, action_microbatch = self._action
-            if step is None:
-                step = action_step
-            if microbatch is None and action_microbatch >= 0:
-                microbatch = action_microbatch
+    def error(self, kind: str, detail: str) -> RegionError:
+        """An error in this region, at the current action."""
+        key, microbatch = self._place
         return RegionError(
             region=self.place.name,
             kind=kind,
             detail=detail,
-            step=step,
+            step=self.step,
             microbatch=microbatch,
             key=key,
         )

@@ -39,7 +39,7 @@ class Evaluation:
             self._runtime.run(opening.work, Account())
             announced += opening.num_targets
             num_batches += 1
-        check_targets(self._context, self._stage, announced, step=None)
+        check_targets(self._context, self._stage, announced)
         vote = Vote(
             region=self._context.place.index,
             finite=True,

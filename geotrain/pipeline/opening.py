@@ -48,25 +48,24 @@ def open_batch(
     Raises:
         RegionError: A batch that cannot be trained on.
     """
-    inputs, targets = _checked(context, batch, number)
+    inputs, targets = _checked(context, batch)
     place = context.place
     try:
         num_samples = batch_size((inputs, targets))
     except ValueError as exc:
-        raise context.error("batch", str(exc), step=number) from exc
+        raise context.error("batch", str(exc)) from exc
     if num_samples == 0:
-        raise context.error("batch", "the batch has no samples", step=number)
+        raise context.error("batch", "the batch has no samples")
     if call == "step" and place.global_batch is not None and num_samples > place.global_batch:
         raise context.error(
             "batch",
             f"the batch has {num_samples} samples, run.global_batch is {place.global_batch}; give "
             f"the loader batch_size={place.global_batch}",
-            step=number,
         )
     try:
         num_targets = float(context.parts.loss.num_targets(targets))
     except ValueError as exc:
-        raise context.error("targets", str(exc), step=number) from exc
+        raise context.error("targets", str(exc)) from exc
     sizes = split_sizes(num_samples, place.num_microbatches) if num_targets else ()
     windows = resolve_windows(
         place.window,
@@ -87,16 +86,14 @@ def open_batch(
     return _opening(context, record, microbatches), record
 
 
-def _checked(context: Context, batch: Any, number: int) -> tuple[Any, Any]:
+def _checked(context: Context, batch: Any) -> tuple[Any, Any]:
     if batch is None:
         raise context.error(
-            "batch",
-            f"no batch was given, but region {context.place.name} reads the data",
-            step=number,
+            "batch", f"no batch was given, but region {context.place.name} reads the data"
         )
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise context.error(
-            "batch", f"a batch must be (inputs, targets), not a {type(batch).__name__}", step=number
+            "batch", f"a batch must be (inputs, targets), not a {type(batch).__name__}"
         )
     return batch[0], batch[1]
 
@@ -130,7 +127,7 @@ def open_or_hear(
     return read_opening(context, line.begin(None), call=call, number=number)
 
 
-def check_targets(context: Context, stage: Stage, announced: float, *, step: int | None) -> None:
+def check_targets(context: Context, stage: Stage, announced: float) -> None:
     """Raises RegionError unless the last region counted what the first region divided by."""
     place, found = context.place, stage.num_targets
     if place.is_last and not math.isclose(found, announced, rel_tol=1e-9):
@@ -139,7 +136,6 @@ def check_targets(context: Context, stage: Stage, announced: float, *, step: int
             f"region {place.name} counts {found:g} targets, region {place.first_name} announced "
             f"{announced:g}; num_targets must give the same total for a batch as for its "
             f"microbatches",
-            step=step,
         )
 
 
@@ -165,7 +161,6 @@ def read_opening(
             "call",
             f"region {place.name} called {call} while region {place.first_name} called "
             f"{str(announced).removesuffix('_end')}; all regions must run the same loop",
-            step=number,
         )
     if announced in ("fit_end", "evaluate_end"):
         return None
@@ -175,14 +170,12 @@ def read_opening(
             "mismatch",
             f"region {place.first_name} trains model {record.get('fingerprint')}, region "
             f"{place.name} model {fingerprint}; all regions must build the same model",
-            step=number,
         )
     if record.get("number") != number:
         raise context.error(
             "mismatch",
             f"region {place.first_name} is at {call} {record.get('number')}, region {place.name} "
             f"at {number}; resume all regions from the same checkpoint",
-            step=number,
         )
     return _opening(context, record, [])
 

@@ -20,7 +20,9 @@ _CALLS = {"forward": "step", "evaluate": "evaluation batch"}
 class Surroundings(Protocol):
     """What the runtime needs of the region around it."""
 
-    def set_action(self, text: str, *, step: int = -1, microbatch: int = -1) -> None:
+    def set_action(
+        self, text: str, *, key: str | None = None, microbatch: int | None = None
+    ) -> None:
         """Post what this rank is doing, for status and for the other regions."""
         ...
 
@@ -133,11 +135,8 @@ class Runtime:
         action = self._group.agree(self._choose(self._work))
         if action is None:
             return False
-        self._around.set_action(
-            f"{_WORDS[action.kind]} {action} of {_CALLS[self._work.mode]} {self._work.step}",
-            step=self._work.step,
-            microbatch=action.microbatch,
-        )
+        text = f"{_WORDS[action.kind]} {action} of {_CALLS[self._work.mode]} {self._work.step}"
+        self._around.set_action(text, key=text, microbatch=action.microbatch)
         with torch.set_grad_enabled(self._work.training):
             self._execute(action, self._work, account)
         self._last = action.kind

@@ -14,13 +14,6 @@ from geotrain.pipeline.context import Context
 from geotrain.pipeline.line import Line
 from geotrain.pipeline.opening import read_opening
 from geotrain.pipeline.position import Position
-from geotrain.state.checkpoint import (
-    check_names,
-    complete_steps,
-    load_state,
-    newest_common,
-    save_state,
-)
 from geotrain.state.optimizer import pack_optimizer, unpack_optimizer
 from geotrain.state.packing import pack_object, unpack_object
 
@@ -61,7 +54,8 @@ class Snapshot:
 
     def save(self, folder: Path) -> Path:
         """Write everything as of the step just done."""
-        self._context.set_action(f"saving step {self._position.step}", step=self._position.step)
+        checkpoint = _checkpoint()
+        self._context.set_action(f"saving step {self._position.step}")
         tensors = {f"model/{name}": value for name, value in self._segment.state_dict().items()}
         extra: dict[str, Any] = {"position": self._position.counters()}
         for index, optimizer in enumerate(self._optimizers):
@@ -79,7 +73,7 @@ class Snapshot:
             packed, described = pack_object(value, name)
             tensors |= packed
             extra[name] = described
-        path = save_state(
+        path: Path = checkpoint.save_state(
             folder,
             region=self._context.place.name,
             step=self._position.step,
@@ -91,6 +85,7 @@ class Snapshot:
 
     def resume(self, folder: Path, loader: Any) -> int:
         """Agree with all regions on the newest step that each has complete, and go back to it."""
+        checkpoint = _checkpoint()
         place = self._context.place
         self._context.set_action(f"resuming from {folder}")
         announced = self._line.begin(
@@ -109,10 +104,10 @@ class Snapshot:
         )
         if not place.is_first:
             read_opening(self._context, announced, call="resume", number=0)
-        own = complete_steps(folder, place.name)[-_MAX_OFFERED_STEPS:]
+        own = checkpoint.complete_steps(folder, place.name)[-_MAX_OFFERED_STEPS:]
         votes = self._line.exchange(Vote(region=place.index, finite=True, numbers=tuple(own)))
         votes.sort(key=lambda vote: vote.region)
-        step = newest_common([vote.numbers for vote in votes])
+        step: int | None = checkpoint.newest_common([vote.numbers for vote in votes])
         newest = {
             name: max(vote.numbers, default=0)
             for name, vote in zip(place.region_names, votes, strict=True)
@@ -130,14 +125,15 @@ class Snapshot:
         return step
 
     def _restore(self, folder: Path, step: int, loader: Any) -> None:
-        tensors, extra = load_state(folder, region=self._context.place.name, step=step)
+        checkpoint = _checkpoint()
+        tensors, extra = checkpoint.load_state(folder, region=self._context.place.name, step=step)
         model = {
             name.removeprefix("model/"): value
             for name, value in tensors.items()
             if name.startswith("model/")
         }
         wanted = self._segment.state_dict()
-        check_names(model, wanted, region=self._context.place.name, what=f"step {step}")
+        checkpoint.check_names(model, wanted, region=self._context.place.name, what=f"step {step}")
         self._segment.load_state_dict(model)
         for index, optimizer in enumerate(self._optimizers):
             prefix = f"optimizer.{index}"
@@ -151,6 +147,13 @@ class Snapshot:
             started_with=unpack_object(tensors, extra["loader_random"]),
         )
         _set_random_states(unpack_object(tensors, extra["random"]), self._context.place.device)
+
+
+def _checkpoint() -> Any:
+    """Imported on first use: torch's checkpointing takes a second to import."""
+    from geotrain.state import checkpoint
+
+    return checkpoint
 
 
 def _part(extra: Mapping[str, Any], name: str) -> Any:

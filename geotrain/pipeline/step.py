@@ -138,8 +138,8 @@ class Pipeline:
 
     def _vote(self, opening: Opening) -> Vote:
         """What this region says of the step, once its last backward is done."""
-        self._context.set_action(f"vote on step {opening.number}", step=opening.number)
-        check_targets(self._context, self._stage, opening.num_targets, step=opening.number)
+        self._context.set_action(f"vote on step {opening.number}")
+        check_targets(self._context, self._stage, opening.num_targets)
         norms = gradient_norms(self._parameters)
         loss_sum = float(self._stage.loss_sum.item())
         wire_bytes = self._context.wire_bytes()
@@ -158,13 +158,13 @@ class Pipeline:
 
     def _commit(self, decision: Decision, opening: Opening) -> float:
         """Apply the decision, which is the same everywhere. Returns the global gradient norm."""
-        self._context.set_action(f"commit of step {opening.number}", step=opening.number)
+        self._context.set_action(f"commit of step {opening.number}")
         total = total_norm(decision.norms)
         parameters = [parameter for _, parameter in self._parameters]
         if decision.commit:
             if self._max_grad_norm is not None:
                 clip(parameters, max_norm=self._max_grad_norm, total=total)
-            with self._poisoning(opening.number):
+            with self._poisoning():
                 for optimizer in self._optimizers:
                     optimizer.step()
                 for scheduler in self._schedulers:
@@ -196,7 +196,7 @@ class Pipeline:
         self.stop_reason = decision.stop
         self._stop_request = ""
         if result.committed:
-            with self._poisoning(result.step):
+            with self._poisoning():
                 for hook in self._hooks:
                     hook(result)
         else:
@@ -234,7 +234,7 @@ class Pipeline:
             batches = self._position.start(loader)
         while not self.stop_reason and (until is None or self.step_count < until):
             with self._named_errors():
-                self._context.set_action("loading a batch", step=self.step_count + 1)
+                self._context.set_action("loading a batch", key="loading a batch")
                 batch = next(batches, None)
             if batch is None:
                 break
@@ -290,7 +290,7 @@ class Pipeline:
     # ---- errors
 
     @contextmanager
-    def _poisoning(self, step: int) -> Iterator[None]:
+    def _poisoning(self) -> Iterator[None]:
         """Once others may have committed, a failure here leaves the regions at different states."""
         try:
             yield
@@ -299,7 +299,6 @@ class Pipeline:
                 "poisoned",
                 f"{_text(exc)} while committing; other regions may have committed this step, so "
                 f"only a checkpoint leads on: start again and call pipeline.resume()",
-                step=step,
             ) from exc
 
     @contextmanager
@@ -307,6 +306,7 @@ class Pipeline:
         """Whatever goes wrong inside becomes one error that names its place, in every region."""
         if self._error is not None:
             raise self._error
+        self._context.step = self._position.step + 1
         try:
             yield
         except RegionError as error:

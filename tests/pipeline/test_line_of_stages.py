@@ -111,7 +111,7 @@ class FakeStage:
 
 
 class Around:
-    def set_action(self, text, *, step=-1, microbatch=-1):
+    def set_action(self, text, *, key=None, microbatch=None):
         pass
 
 

@@ -1,0 +1,250 @@
+"""The ranks of this region: who may attach, what they say, whether they are alive."""
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from geotrain.daemon.liveness import RankLiveness
+from geotrain.daemon.routing import Route
+from geotrain.errors import RegionError
+from geotrain.transport.arena import IN, OUT
+from geotrain.transport.attachment_server import AttachmentServer, Closed
+from geotrain.transport.maps import get_int, get_map, get_str
+from geotrain.transport.messages import Message
+from geotrain.transport.records import ATTACHMENT_PROTO, AttachRequest, get_counts, get_seconds
+
+logger = logging.getLogger(__name__)
+
+_MAX_CHARS = 2_000
+"""Of a rank's texts that are shown or passed on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """Whom this daemon serves; a rank that says otherwise is refused."""
+
+    region: str
+    run_hash: str
+    version: str
+    routes: tuple[Route, ...]
+    silent_s: float
+
+
+class RankEvents(Protocol):
+    """What the daemon does about its rank. ValueError: the rank broke a rule."""
+
+    def on_attached(self, rank: "Rank") -> None:
+        """Answers with `attached`."""
+
+    def on_ready(self, identity: Mapping[str, Any]) -> None: ...
+    def on_send(self, rank: "Rank", message: Message) -> None: ...
+    def on_release(self, rank: "Rank", stream: int, view: int, seqs: list[int]) -> None: ...
+    def on_report(self, report: Mapping[str, Any]) -> None: ...
+    def on_failed(self, error: RegionError) -> None: ...
+    def on_left(self, reason: str) -> None: ...
+
+    def on_detached(self, error: RegionError) -> None:
+        """The rank is gone and its memory about to go; `error` holds if it had not said why."""
+
+
+@dataclass(slots=True)
+class Rank:
+    """One attached rank."""
+
+    server: AttachmentServer
+    request: AttachRequest
+    liveness: RankLiveness
+    report: dict[str, Any] = field(default_factory=dict)
+    state: str = "attached"
+    stacks: dict[int, asyncio.Future[str]] = field(default_factory=dict)
+
+
+class Attachments:
+    """Accepts ranks at the Unix socket and reads what they say."""
+
+    def __init__(self, served: Served, events: RankEvents) -> None:
+        self.ranks: dict[int, Rank] = {}
+        self._served = served
+        self._events = events
+        self._servers: set[AttachmentServer] = set()
+        self._num_questions = 0
+
+    def listen(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
+        self._loop = loop
+        self._listener = listener
+        loop.add_reader(listener, self._accept)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._listener)
+        for server in list(self._servers):
+            server.close(Closed(reason="the daemon ended"))
+
+    def post(self, record: Mapping[str, Any]) -> None:
+        """Tell every attached rank."""
+        for rank in self.ranks.values():
+            rank.server.post(record)
+
+    async def stacks(self, timeout_s: float) -> dict[int, str]:
+        """Each rank's Python stacks, from its I/O thread; a frozen process has none to give."""
+        asked = {number: self._ask_stacks(rank) for number, rank in self.ranks.items()}
+        if asked:
+            await asyncio.wait(asked.values(), timeout=timeout_s)
+        silent = f"no answer within {timeout_s:g} s: the process is stopped or swapping"
+        return {
+            number: future.result() if future.done() and not future.cancelled() else silent
+            for number, future in asked.items()
+        }
+
+    def _ask_stacks(self, rank: Rank) -> asyncio.Future[str]:
+        self._num_questions += 1
+        future = rank.stacks[self._num_questions] = self._loop.create_future()
+        number = self._num_questions
+        future.add_done_callback(lambda _: rank.stacks.pop(number, None))
+        rank.server.post({"type": "stacks", "id": number})
+        return future
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError as exc:
+            logger.warning("! a rank could not be accepted: %s", exc.strerror)
+            return
+        self._servers = {server for server in self._servers if server.closed is None}
+        self._servers.add(AttachmentServer(self._loop, sock, self))
+
+    # AttachmentOwner
+
+    def on_attach(self, server: AttachmentServer, request: AttachRequest) -> str | None:
+        reason = refusal(self._served, request) or self._occupied(request.rank)
+        if reason is not None:
+            logger.warning("! refused a rank (pid %d): %s", server.pid, reason)
+            return reason
+        liveness = RankLiveness(silent_s=self._served.silent_s, now=time.monotonic())
+        rank = Rank(server=server, request=request, liveness=liveness)
+        # It joins `ranks` only afterwards: nothing may reach it ahead of `attached`.
+        self._events.on_attached(rank)
+        self.ranks[request.rank] = rank
+        logger.info("= rank %d attached (pid %d)", request.rank, server.pid)
+        return None
+
+    def on_record(self, server: AttachmentServer, record: dict[str, Any]) -> None:
+        rank = self._rank_of(server)
+        match record["type"]:
+            case "send":
+                message = Message.from_map(get_map(record, "message") or {}, with_start=True)
+                self._events.on_send(rank, message)
+            case "release":
+                stream, view = get_int(record, "stream"), get_int(record, "view")
+                self._events.on_release(rank, stream, view, get_counts(record, "seqs"))
+            case "beat":
+                rank.liveness.on_beat(
+                    action=get_str(record, "action")[:_MAX_CHARS],
+                    age_s=get_seconds(record, "age_s"),
+                    step=get_int(record, "step"),
+                    now=time.monotonic(),
+                )
+            case "report":
+                rank.report = get_map(record, "report") or {}
+                self._events.on_report(rank.report)
+            case "ready":
+                rank.state = "ready"
+                self._events.on_ready(get_map(record, "identity") or {})
+            case "fail":
+                rank.state = "failed"
+                self._events.on_failed(_shortened(get_map(record, "error") or {}))
+            case "leave":
+                rank.state = "left"
+                self._events.on_left(get_str(record, "reason")[:_MAX_CHARS])
+            case "stacks":
+                self._on_stacks(rank, record)
+            case other:
+                raise ValueError(f"a record of type {other[:32]!r}")
+
+    def on_closed(self, server: AttachmentServer, closed: Closed) -> None:
+        rank = self._rank_of(server)
+        del self.ranks[rank.request.rank]
+        for future in list(rank.stacks.values()):
+            future.cancel()
+        self._events.on_detached(self._lost(rank, closed))
+        if rank.state not in ("left", "failed"):
+            logger.warning("! rank %d (pid %d): %s", rank.request.rank, server.pid, closed.reason)
+
+    def _on_stacks(self, rank: Rank, record: Mapping[str, Any]) -> None:
+        future = rank.stacks.get(get_int(record, "id"))
+        if future is not None and not future.done():
+            future.set_result(get_str(record, "text"))
+
+    def _rank_of(self, server: AttachmentServer) -> Rank:
+        return next(rank for rank in self.ranks.values() if rank.server is server)
+
+    def _occupied(self, number: int) -> str | None:
+        rank = self.ranks.get(number)
+        if rank is not None:
+            # It may be dead, and this the replacement, ahead of the news of the death.
+            rank.server.check_alive()
+            rank = self.ranks.get(number)
+        if rank is None:
+            return None
+        return (
+            f"rank {number} of region {self._served.region} is already attached "
+            f"(pid {rank.server.pid}); end that process first"
+        )
+
+    def _lost(self, rank: Rank, closed: Closed) -> RegionError:
+        number, pid = rank.request.rank, rank.server.pid
+        if closed.garbled:
+            detail = f"rank {number} (pid {pid}): {closed.reason}; it runs other code than ours?"
+        else:
+            age_s = rank.liveness.action_age_s(time.monotonic())
+            detail = (
+                f"rank {number} (pid {pid}) ended without a word ({closed.reason}; exit status "
+                f"unknown); last seen in {rank.liveness.action!r} for {age_s:.1f} s"
+            )
+        return RegionError(region=self._served.region, kind="lost", detail=detail)
+
+
+def refusal(served: Served, request: AttachRequest) -> str | None:
+    """Why this rank cannot attach here, with the remedy; None if it can."""
+    if request.proto != ATTACHMENT_PROTO or request.version != served.version:
+        return (
+            f"the daemon runs geotrain {served.version} (attachment {ATTACHMENT_PROTO}), this "
+            f"process {request.version} ({request.proto}); install the same version in both"
+        )
+    if request.region != served.region:
+        return (
+            f"this daemon serves region {served.region}, not {request.region}; "
+            "use the config file of this region"
+        )
+    if request.run_hash != served.run_hash:
+        return (
+            f"[run] of this process is not the one that region {served.region}'s daemon started "
+            "with; restart the daemon with the same config file"
+        )
+    if request.rank != 0 or request.world_size != 1:
+        return (
+            f"rank {request.rank} of {request.world_size}: this version serves one rank per "
+            "region; start one process (torchrun --nproc-per-node 1)"
+        )
+    wanted = {(route.receives, IN) for route in served.routes}
+    wanted |= {(route.sends, OUT) for route in served.routes}
+    if set(request.rings) != wanted:
+        return f"the arena has rings {_names(request.rings)}, this place needs {_names(wanted)}"
+    return None
+
+
+def _names(keys: Iterable[tuple[int, str]]) -> str:
+    return ", ".join(f"{direction} {stream}" for stream, direction in sorted(keys)) or "none"
+
+
+def _shortened(record: Mapping[str, Any]) -> RegionError:
+    """A rank's error, cut to what a board entry may hold."""
+    limits = {"region": 64, "kind": 32, "detail": _MAX_CHARS, "key": 200}
+    short = {
+        name: value[: limits.get(name, 0)] if isinstance(value, str) else value
+        for name, value in record.items()
+    }
+    return RegionError.from_record(short)

@@ -1,0 +1,132 @@
+"""`geotrain demo` as a user runs it: what it prints, and what it leaves behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+LIMIT_S = 90.0
+FIRST_STEP_LIMIT_S = 20.0
+STEP_KEYS = {
+    *("event", "step", "loss", "grad_norm", "num_tokens"),
+    *("step_s", "num_microbatches", "windows", "wan_bytes"),
+}
+
+
+@contextmanager
+def demo(folder: Path, *options: str) -> Iterator[subprocess.Popen]:
+    """The demo with its temporary files in `folder`; killed at the end if it still runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "geotrain", "demo", "--json", *options],
+        env={**os.environ, "TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        with process:
+            yield process
+            process.kill()
+    finally:
+        process.kill()
+
+
+def first_step(process: subprocess.Popen) -> dict:
+    """Wait for the first line; the pipe is closed when the demo ends, so this ends too."""
+    text = process.stdout.readline()
+    assert text, process.stderr.read()
+    return json.loads(text)
+
+
+def assert_gone(processes: list[psutil.Process]) -> None:
+    deadline = time.monotonic() + 15.0
+    for process in processes:
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline, f"left behind: {process}"
+
+
+@pytest.mark.parametrize(("regions", "codec", "rtt_ms"), [(1, "none", 0), (3, "planes", 40)])
+def test_it_trains_what_one_plain_process_trains(tmp_path, regions, codec, rtt_ms):
+    options = ["--regions", str(regions), "--codec", codec, "--rtt-ms", str(rtt_ms)]
+    began = time.monotonic()
+    with demo(tmp_path, *options, "--steps", "3", "--microbatches", "4", "--verify") as process:
+        steps = [first_step(process)]
+        assert time.monotonic() - began < FIRST_STEP_LIMIT_S
+        out, err = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 0, err
+    *others, summary = [json.loads(line) for line in out.splitlines()]
+    steps += others
+    assert [set(step) for step in steps] == [STEP_KEYS] * 3
+    assert {step["event"] for step in steps} == {"step"}
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    assert steps[0]["loss"] > steps[-1]["loss"]
+    assert steps[0]["windows"] == [4] * (regions - 1) + [1]
+    assert all((step["wan_bytes"] > 0) == (regions > 1) for step in steps[1:])
+    assert summary["event"] == "summary"
+    assert (summary["regions"], summary["steps"]) == (regions, 3)
+    assert summary["final_loss"] == steps[-1]["loss"]
+    assert summary["max_abs_param_diff"] == 0.0
+    assert len(summary["rtt_ms"]) == regions - 1
+    for measured in summary["rtt_ms"].values():
+        assert rtt_ms <= measured["min"] <= rtt_ms + 10
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)],
+    ids=["SIGINT", "SIGTERM", "SIGKILL"],
+)
+def test_whatever_ends_it_no_process_is_left(tmp_path, number, status):
+    with demo(tmp_path, "--rtt-ms", "5", "--steps", "1000") as process:
+        first_step(process)
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) == 4
+        process.send_signal(number)
+        _, err = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == status
+    assert_gone(children)
+    if number != signal.SIGKILL:
+        assert err == f"geotrain demo: stopped by {number.name}\n"
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("role", ["daemon", "training process"])
+def test_a_childs_death_ends_it_with_one_named_error(tmp_path, role):
+    with demo(tmp_path, "--rtt-ms", "5", "--steps", "1000") as process:
+        first_step(process)
+        children = psutil.Process(process.pid).children(recursive=True)
+        (victim,) = [child for child in children if role_of(child) == f"{role} of frankfurt"]
+        victim.kill()
+        _, err = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 1
+    assert err.startswith(f"geotrain demo: {role} of frankfurt was ended by SIGKILL")
+    assert_gone(children)
+    assert list(tmp_path.iterdir()) == []
+
+
+def role_of(process: psutil.Process) -> str:
+    command = process.cmdline()
+    if "daemon" in command:
+        return f"daemon of {Path(command[-1]).stem}"
+    return f"training process of {Path(process.environ()['GEOTRAIN_CONFIG']).stem}"
+
+
+def test_a_reader_that_goes_away_ends_it(tmp_path):
+    with demo(tmp_path, "--regions", "1", "--steps", "1000") as process:
+        first_step(process)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.stdout.close()
+        process.stdout = None
+        process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 1
+    assert_gone(children)
+    assert list(tmp_path.iterdir()) == []

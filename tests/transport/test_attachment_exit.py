@@ -1,0 +1,125 @@
+"""Whichever way a rank's process or its daemon ends, the other notices and nothing is left."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from geotrain.errors import AttachError
+from tests.transport.local_line import TIMEOUT_S, LocalLine, local_line, wait_for_state
+
+FORWARD, BACKWARD = 0, 1
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> Iterator[LocalLine]:
+    with local_line(tmp_path, 2) as line:
+        yield line
+
+
+RANK = """
+    import os, sys, time
+    from pathlib import Path
+    from geotrain.transport.attachment import Attachment
+
+    attachment = Attachment.connect(
+        Path(sys.argv[1]), run_hash="hash", version="1.0", region="a", rank=0, world_size=1,
+        arena_bytes=1 << 20, streams_in=[1], streams_out=[0], timeout_s=10,
+    )
+    attachment.action = "1F3 of step 7"
+"""
+READY = "attachment.ready({})"
+
+
+@contextlib.contextmanager
+def rank_process(line: LocalLine, *lines: str) -> Iterator[subprocess.Popen[bytes]]:
+    script = textwrap.dedent(RANK) + "\n".join(lines)
+    argv = [sys.executable, "-c", script, str(line.socket_path(0))]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, stdin=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait(TIMEOUT_S)
+
+
+def mapped_arenas() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:geotrain")
+
+
+def num_io_threads() -> int:
+    return sum(thread.name == "geotrain-attachment" for thread in threading.enumerate())
+
+
+def test_a_killed_rank_is_lost_at_once_with_its_last_action(line: LocalLine) -> None:
+    with contextlib.closing(line.attach(1)) as b:
+        before = mapped_arenas()
+        with rank_process(line, READY, "time.sleep(60)") as process:
+            wait_for_state(b, "a", "ready")
+            assert mapped_arenas() == before + 1
+            process.send_signal(signal.SIGKILL)
+            error = wait_for_state(b, "a", "failed").error
+        assert error is not None
+        assert error["kind"] == "lost"
+        assert f"pid {process.pid}" in error["detail"]
+        assert "'1F3 of step 7'" in error["detail"]
+        line.settle()
+        assert mapped_arenas() == before
+        line.attach(0).close()
+
+
+@pytest.mark.parametrize("shares_socket", [False, True])
+def test_a_forked_child_does_not_hide_the_rank_s_death(
+    line: LocalLine, shares_socket: bool
+) -> None:
+    """By os.fork the child closes the socket itself; a child made past Python keeps it open."""
+    if shares_socket:
+        fork = "import ctypes; pid = ctypes.CDLL(None).fork()"
+    else:
+        fork = "pid = os.fork()"
+    child = "if pid == 0: sys.stdin.read(); os._exit(0)"
+    with contextlib.closing(line.attach(1)) as b:
+        with rank_process(line, fork, child, READY, "time.sleep(60)") as process:
+            wait_for_state(b, "a", "ready")
+            started = time.monotonic()
+            process.send_signal(signal.SIGKILL)
+            entry = wait_for_state(b, "a", "failed")
+            assert time.monotonic() - started < 2.0
+            assert entry.error is not None
+            expected = "its process ended" if shares_socket else ""
+            assert expected in entry.error["detail"]
+
+
+def test_an_uncaught_exception_is_reported_with_its_text(line: LocalLine) -> None:
+    with contextlib.closing(line.attach(1)) as b:
+        with rank_process(line, "raise KeyError('no such column')") as process:
+            error = wait_for_state(b, "a", "failed").error
+            process.wait(TIMEOUT_S)
+        assert error is not None
+        assert error["kind"] == "exception"
+        assert error["detail"] == "in user code: KeyError: 'no such column'"
+
+
+def test_a_process_that_just_ends_has_left(line: LocalLine) -> None:
+    with contextlib.closing(line.attach(1)) as b:
+        with rank_process(line, "pass"):
+            assert wait_for_state(b, "a", "left").note == "the process ended"
+
+
+def test_a_killed_daemon_leaves_no_memory_with_the_rank_after_close(line: LocalLine) -> None:
+    before, num_threads = mapped_arenas(), num_io_threads()
+    a = line.attach(0)
+    line.close_daemon(0)
+    with pytest.raises(AttachError):
+        a.wait(lambda: False, timeout_s=TIMEOUT_S)
+    a.close()
+    line.settle()
+    assert mapped_arenas() == before
+    assert num_io_threads() == num_threads

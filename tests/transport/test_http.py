@@ -1,0 +1,159 @@
+import asyncio
+import socket
+
+import aiohttp
+import pytest
+
+from geotrain.transport.carrier import Carrier, DialError
+from geotrain.transport.http import PATH, UPGRADE, LinkServer, dial
+
+DEADLINE_S = 10.0
+
+
+class Recorder:
+    """The upper end of a carrier: keeps what arrives, echoes it when asked to."""
+
+    def __init__(self, *, echo: bool = False) -> None:
+        self.carrier: Carrier | None = None
+        self.received = bytearray()
+        self.reason: str | None = None
+        self.changed = asyncio.Event()
+        self._echo = echo
+        self._buffer = bytearray(65536)
+
+    def start(self, carrier: Carrier) -> None:
+        self.carrier = carrier
+        carrier.start(self)
+
+    accept = start
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return memoryview(self._buffer)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.received += self._buffer[:nbytes]
+        if self._echo and self.carrier is not None:
+            self.carrier.write(bytes(self._buffer[:nbytes]))
+        self.changed.set()
+
+    def pause_writing(self) -> None:
+        pass
+
+    def resume_writing(self) -> None:
+        pass
+
+    def connection_lost(self, reason: str) -> None:
+        self.reason = reason
+        self.changed.set()
+
+    async def until(self, condition) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
+
+
+@pytest.fixture
+async def server():
+    """A LinkServer on which every connection of "a" is echoed; the echoing ends are in `ends`."""
+    link_server = LinkServer()
+    link_server.ends = []
+
+    def links(region):
+        if region != "a":
+            return None
+        link_server.ends.append(Recorder(echo=True))
+        return link_server.ends[-1]
+
+    await link_server.start("127.0.0.1", 0, links)
+    yield link_server
+    await link_server.close()
+
+
+def _url(server: LinkServer) -> str:
+    return f"http://127.0.0.1:{server.port}"
+
+
+async def test_bytes_cross_the_hand_over_whole_every_time(server):
+    payload = bytes(range(256)) * 1000
+    for _ in range(30):
+        async with dial(_url(server), region="a", to="b", timeout_s=5.0) as carrier:
+            end = Recorder()
+            end.start(carrier)
+            carrier.write(b"first")
+            carrier.write(payload)
+            await end.until(lambda end=end: len(end.received) == 5 + len(payload))
+            assert end.received == b"first" + payload
+            assert carrier.peer_address == f"127.0.0.1:{server.port}"
+            assert carrier.congestion
+
+
+async def test_end_of_one_side_is_told_to_the_other(server):
+    async with dial(_url(server), region="a", to="b", timeout_s=5.0) as carrier:
+        end = Recorder()
+        end.start(carrier)
+        carrier.write(b"x")
+        await end.until(lambda: end.received == b"x")
+        server.ends[0].carrier.close()
+        await end.until(lambda: end.reason is not None)
+    assert end.reason == "the peer closed the connection"
+    await server.ends[0].until(lambda: server.ends[0].reason is not None)
+
+
+async def test_server_closes_at_once_with_lanes_open():
+    link_server = LinkServer()
+    far = Recorder()
+    await link_server.start("127.0.0.1", 0, lambda region: far)
+    url = f"http://127.0.0.1:{link_server.port}"
+    async with dial(url, region="a", to="b", timeout_s=5.0) as carrier:
+        end = Recorder()
+        end.start(carrier)
+        async with asyncio.timeout(1.0):
+            await link_server.close()
+        await end.until(lambda: end.reason is not None)
+    assert far.reason is not None
+
+
+async def test_unknown_region_is_answered_with_the_reason(server):
+    with pytest.raises(DialError, match="403 region 'c' is no peer of this daemon"):
+        async with dial(_url(server), region="c", to="b", timeout_s=5.0):
+            pass
+
+
+async def test_other_visitors_get_plain_answers(server):
+    async with aiohttp.ClientSession() as http:
+        async with http.get(_url(server) + PATH) as response:
+            assert (response.status, response.headers["Upgrade"]) == (426, UPGRADE)
+        async with http.get(_url(server) + "/elsewhere") as response:
+            assert response.status == 404
+
+
+async def test_nothing_listening_is_said_plainly():
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(DialError, match=f"nothing listens at {url}"):
+            async with dial(url, region="a", to="b", timeout_s=5.0):
+                pass
+
+
+async def test_name_that_does_not_resolve_is_said_plainly():
+    with pytest.raises(DialError, match=r"the name nowhere\.invalid does not resolve"):
+        async with dial("http://nowhere.invalid:7070", region="a", to="b", timeout_s=5.0):
+            pass
+
+
+async def test_peer_that_never_answers_meets_the_deadline():
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(1)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(DialError, match=r"no answer from .* within 0\.2 s"):
+            async with dial(url, region="a", to="b", timeout_s=0.2):
+                pass
+
+
+async def test_port_in_use_is_an_os_error(server):
+    other = LinkServer()
+    with pytest.raises(OSError, match="in use"):
+        await other.start("127.0.0.1", server.port, lambda region: None)

@@ -1,0 +1,413 @@
+import asyncio
+import random
+import zlib
+from contextlib import asynccontextmanager
+
+import pytest
+
+from geotrain.transport.carrier import DialError
+from geotrain.transport.fake_carrier import carrier_pair
+from geotrain.transport.http import LinkServer
+from geotrain.transport.link import Link, LinkSettings
+from geotrain.transport.messages import Message, Presence
+from tests.transport.lane_pair import RUN, make_hello
+
+VIEW = 7
+RING_BYTES = 8 << 20
+DEADLINE_S = 20.0
+
+
+class ZlibCoder:
+    def encode(self, raw: memoryview) -> bytes | None:
+        return zlib.compress(raw, 1)
+
+    def decode_into(self, coded: memoryview, out: memoryview) -> None:
+        try:
+            out[:] = zlib.decompress(coded)
+        except zlib.error as exc:
+            raise ValueError("damaged") from exc
+
+
+class Site:
+    """A daemon's part around one link: keeps what it is told, releases at once unless held."""
+
+    def __init__(self, region: str, *, url=None, dial=None, coder=None, **changes) -> None:
+        self.hello = make_hello(region, **changes)
+        self.changed = asyncio.Event()
+        self.acked: list[int] = []
+        self.delivered: list[bytes] = []
+        self.boards: list[Presence] = []
+        self.failed: list[str] = []
+        self.states: list[str] = []
+        self.hold = False
+        self.ring = bytearray(RING_BYTES)
+        self.sends = 0 if region == "a" else 1
+        self.num_offered = 0
+        self.link = Link(
+            hello=self.hello,
+            peer=self.hello.to,
+            url=url,
+            coder=coder or ZlibCoder(),
+            settings=LinkSettings(ping_interval_s=0.1, silent_s=2.0),
+            board=lambda: [Presence(region=region, revision=1)],
+            on_board=self._on_board,
+            on_delivered=self._on_delivered,
+            on_acked=self._on_acked,
+            on_state=self._on_state,
+            on_failed=self._on_failed,
+            dial=dial,
+            rng=random.Random(1),
+        )
+
+    def _on_board(self, entries: list[Presence]) -> None:
+        self.boards += entries
+        self.changed.set()
+
+    def _on_delivered(self, message: Message) -> None:
+        end = message.start + message.payload_bytes
+        self.delivered.append(message.inline or bytes(self.ring[message.start : end]))
+        if not self.hold:
+            self.link.release(message.stream, message.view, [message.seq])
+        self.changed.set()
+
+    def _on_acked(self, stream: int, view: int, seqs: list[int], wire_bytes: list[int]) -> None:
+        self.acked += seqs
+        self.changed.set()
+
+    def _on_failed(self, view: int, reason: str) -> None:
+        self.failed.append(reason)
+        self.changed.set()
+
+    def _on_state(self) -> None:
+        self.states.append(self.link.stats()["state"])
+        self.changed.set()
+
+    def open_view(self, view: int = VIEW) -> None:
+        receives = {1 - self.sends: memoryview(self.ring)}
+        self.link.open_view(view, {self.sends: RING_BYTES}, receives)
+
+    def offer(self, payload: bytes, *, hints=()) -> None:
+        inline = len(payload) <= 1024
+        message = Message(
+            stream=self.sends,
+            view=VIEW,
+            seq=self.num_offered,
+            kind="forward",
+            step=0,
+            microbatch=0,
+            payload_bytes=0 if inline else len(payload),
+            inline=payload if inline else b"",
+            hints=hints,
+        )
+        self.num_offered += 1
+        self.link.offer(message, None if inline else memoryview(payload))
+
+    @property
+    def state(self) -> str:
+        return self.link.stats()["state"]
+
+    async def until(self, condition) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
+
+
+@asynccontextmanager
+async def running(*sites: Site):
+    tasks = [asyncio.create_task(site.link.run()) for site in sites]
+    try:
+        yield
+    finally:
+        for site in sites:
+            await site.link.close("test over")
+        for task in tasks:
+            task.cancel()
+        done, _ = await asyncio.wait(tasks)
+        assert all(task.cancelled() for task in done)
+
+
+@asynccontextmanager
+async def served(*, dialler_changes=None, both_dial=False, coder=None):
+    """Two sites over real sockets: a dials b; with `both_dial` b also dials a."""
+    server_a, server_b = LinkServer(), LinkServer()
+    sites: dict[str, Site] = {}
+    await server_a.start("127.0.0.1", 0, lambda region: sites["a"].link if region == "b" else None)
+    await server_b.start("127.0.0.1", 0, lambda region: sites["b"].link if region == "a" else None)
+    sites["a"] = Site(
+        "a", url=f"http://127.0.0.1:{server_b.port}", coder=coder, **(dialler_changes or {})
+    )
+    url = f"http://127.0.0.1:{server_a.port}" if both_dial else None
+    sites["b"] = Site("b", url=url, coder=coder)
+    try:
+        async with running(sites["a"], sites["b"]):
+            yield sites["a"], sites["b"]
+    finally:
+        await server_a.close()
+        await server_b.close()
+
+
+def _payloads(count: int) -> list[bytes]:
+    rng = random.Random(3)
+    return [rng.randbytes(1_500_000) + bytes(1_500_000) for _ in range(count)]
+
+
+async def test_messages_cross_both_ways_over_real_sockets():
+    async with served() as (a, b):
+        a.open_view()
+        b.open_view()
+        for payload in (*_payloads(4), b"small"):
+            a.offer(payload)
+            b.offer(payload)
+        for site in (a, b):
+            await site.until(lambda site=site: len(site.delivered) == len(site.acked) == 5)
+            assert site.delivered == [*_payloads(4), b"small"]
+            stats = site.link.stats()
+            assert stats["state"] == "connected" and stats["rtt_s"]["min"] > 0
+            assert stats["bytes_sent"] > 12_000_000 and stats["bytes_received"] > 12_000_000
+
+
+async def test_hinted_ranges_travel_coded():
+    async with served() as (a, b):
+        a.open_view()
+        b.open_view()
+        payload = _payloads(1)[0]
+        a.offer(payload, hints=((1_000_000, 2_000_000),))
+        await a.until(lambda: a.acked == [0])
+        assert b.delivered == [payload]
+        assert a.link.stats()["bytes_sent"] < 1_700_000
+
+
+async def _reach(site: Site, num_bytes: int) -> None:
+    """Let the loop turn until the site has received so much: usually inside a chunk."""
+    async with asyncio.timeout(DEADLINE_S):
+        while site.link.stats()["bytes_received"] < num_bytes:
+            await asyncio.sleep(0)
+
+
+async def test_connection_reset_in_mid_message_resumes():
+    async with served() as (a, b):
+        a.open_view()
+        b.open_view()
+        payloads = _payloads(6)
+        for payload in payloads:
+            a.offer(payload, hints=((1_000_000, 2_000_000),))
+        for resets in range(1, 4):
+            await _reach(b, resets * 2_000_000)
+            (a if resets % 2 else b).link._lane.carrier.abort()
+            await b.until(lambda: b.state != "connected")
+            await b.until(lambda: b.state == "connected")
+        await a.until(lambda: len(a.acked) == 6)
+        assert b.delivered == payloads
+        assert b.link.stats()["lanes_opened"] == 4
+        # What had arrived was not sent again: six messages of about 2 MB, three cuts of a few MiB.
+        assert a.link.stats()["bytes_sent"] < 6 * 2_300_000 + 3 * 4_000_000
+
+
+async def test_held_messages_survive_a_reset_and_are_released_afterwards():
+    async with served() as (a, b):
+        a.open_view()
+        b.open_view()
+        b.hold = True
+        payloads = _payloads(2)
+        for payload in payloads:
+            a.offer(payload)
+        await b.until(lambda: len(b.delivered) == 2)
+        a.link._lane.carrier.abort()
+        b.link.release(0, VIEW, [1])
+        await a.until(lambda: a.acked == [1])
+        b.link.release(0, VIEW, [0])
+        await a.until(lambda: a.acked == [1, 0])
+        assert b.delivered == payloads
+
+
+async def test_both_sides_dialling_end_with_one_lane():
+    async with served(both_dial=True) as (a, b):
+        a.open_view()
+        b.open_view()
+        a.offer(b"one")
+        b.offer(b"two")
+        for site in (a, b):
+            await site.until(lambda site=site: site.acked == [0] and site.state == "connected")
+        async with asyncio.timeout(DEADLINE_S):
+            while len(a.link._lanes) != 1 or len(b.link._lanes) != 1:
+                await asyncio.sleep(0)
+        assert a.delivered == [b"two"] and b.delivered == [b"one"]
+
+
+async def test_different_run_is_refused_on_both_sides_and_tried_again_slowly(caplog):
+    async with served(dialler_changes={"run": {**RUN, "seed": 5}}) as (a, b):
+        for site in (a, b):
+            await site.until(lambda site=site: site.state == "refused")
+        # Found by the one who was dialled; both say the same.
+        for site in (a, b):
+            assert site.link.stats()["reason"] == "run.seed is 0 in b, 5 in a"
+    lines = [record.message for record in caplog.records if "refused" in record.message]
+    assert len(lines) == 2
+
+
+async def test_boards_are_exchanged_at_once_and_changes_follow():
+    async with served() as (a, b):
+        await a.until(lambda: a.boards == [Presence(region="b", revision=1)])
+        await b.until(lambda: b.boards == [Presence(region="a", revision=1)])
+        a.link.publish(Presence(region="a", revision=2))
+        await b.until(lambda: b.boards[-1] == Presence(region="a", revision=2))
+
+
+async def test_close_tells_the_peer_why():
+    async with served() as (a, b):
+        await b.until(lambda: b.state == "connected")
+        await a.link.close("region a's daemon was ended (SIGTERM)")
+        await b.until(lambda: b.state == "down")
+        assert b.link.stats()["reason"] == ("closed by a: region a's daemon was ended (SIGTERM)")
+
+
+@pytest.mark.parametrize("from_end", [0, 1])
+async def test_close_tells_the_peer_why_in_the_midst_of_its_sending(from_end):
+    """A socket closed with bytes unread is reset, and a reset drops what the peer has not read."""
+    async with served() as sites:
+        closes, other = sites[from_end], sites[1 - from_end]
+        for site in sites:
+            site.open_view()
+        for payload in _payloads(2):
+            other.offer(payload)
+        await _reach(closes, 500_000)
+        closes.link.publish(Presence(region=closes.hello.region, revision=9))
+        await closes.link.close("region is done")
+        await other.until(lambda: other.state == "down")
+        assert other.link.stats()["reason"].endswith("region is done")
+        assert other.boards[-1].revision == 9
+
+
+async def test_closed_view_leaves_the_memory_alone():
+    async with served() as (a, b):
+        a.open_view()
+        b.open_view()
+        for payload in _payloads(2):
+            a.offer(payload, hints=((0, 3_000_000),))
+        await _reach(b, 1_000_000)
+        b.link.close_view()
+        b.ring[:] = bytes(RING_BYTES)
+        received = b.link.stats()["bytes_received"]
+        await _reach(b, received + 1)
+        a.link.close_view()
+        a.link.publish(Presence(region="a", revision=2))
+        await b.until(lambda: b.boards[-1] == Presence(region="a", revision=2))
+        assert b.ring == bytes(RING_BYTES)
+        assert b.delivered == [] and b.state == "connected"
+
+
+async def test_coder_that_damages_is_overruled_by_raw_chunks():
+    class Damaging(ZlibCoder):
+        def encode(self, raw: memoryview) -> bytes | None:
+            return zlib.compress(bytes(len(raw)), 1)
+
+    async with served(coder=Damaging()) as (a, b):
+        a.open_view()
+        b.open_view()
+        payload = _payloads(1)[0]
+        a.offer(payload, hints=((0, 3_000_000),))
+        await a.until(lambda: a.acked == [0])
+        assert b.delivered == [payload]
+
+
+@asynccontextmanager
+async def in_memory(coder=None):
+    """Two sites over fake carriers; `cuts` breaks the present one."""
+    sites: dict[str, Site] = {}
+    carriers: list = []
+
+    @asynccontextmanager
+    async def dial():
+        near, far = carrier_pair(automatic=True)
+        carriers.append(near)
+        sites["b"].link.accept(far)
+        yield near
+        near.abort()
+
+    sites["a"], sites["b"] = Site("a", dial=dial, coder=coder), Site("b", coder=coder)
+    async with running(sites["a"], sites["b"]):
+        yield sites["a"], sites["b"], carriers
+
+
+async def test_link_runs_over_any_carrier_and_survives_cuts():
+    async with in_memory() as (a, b, carriers):
+        a.open_view()
+        b.open_view()
+        for number in range(5):
+            a.offer(_payloads(1)[0])
+            await b.until(lambda number=number: len(b.delivered) == number + 1)
+            carriers[-1].cut("reset")
+        await a.until(lambda: len(a.acked) == 5)
+        assert b.delivered == _payloads(1) * 5
+
+
+async def test_silent_peer_is_given_up_and_dialled_again():
+    async with in_memory() as (a, _, carriers):
+        await a.until(lambda: a.state == "connected")
+        carriers[0].pause_reading()  # nothing reaches a any more
+        await a.until(lambda: a.state == "down")
+        assert "ping timeout" in a.link.stats()["reason"]
+        await a.until(lambda: a.state == "connected")
+        assert len(carriers) == 2
+
+
+async def test_failing_dials_are_reported_once_per_reason(caplog):
+    reasons = iter(["refused", "refused", "refused", "timed out"])
+
+    @asynccontextmanager
+    async def dial():
+        raise DialError(next(reasons, "last"))
+        yield  # a context manager needs one
+
+    site = Site("a", dial=dial)
+    async with running(site):
+        await site.until(lambda: len(site.states) == 2)
+    lines = [record.message for record in caplog.records]
+    assert lines[:2] == ["x link to b: refused", "x link to b: timed out"]
+
+
+async def test_view_that_cannot_resume_fails_by_name():
+    async with in_memory() as (a, b, carriers):
+        a.open_view()
+        b.open_view()
+        a.offer(b"x")
+        await a.until(lambda: a.acked == [0])
+        b.link.close_view()
+        b.open_view()  # of the same name, and empty
+        carriers[0].cut("reset")
+        await a.until(lambda: a.failed)
+        assert "lost the state" in a.failed[0]
+
+
+async def test_accept_turns_away_a_crowd():
+    site = Site("b")
+    async with running(site):
+        lost = []
+        for _ in range(6):
+            near, far = carrier_pair(automatic=True)
+            near.start(_Lost(lost))
+            site.link.accept(far)
+        assert len(lost) == 2
+
+
+class _Lost:
+    def __init__(self, lost: list) -> None:
+        self._lost = lost
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return memoryview(bytearray(1000))
+
+    def buffer_updated(self, nbytes: int) -> None:
+        pass
+
+    def connection_lost(self, reason: str) -> None:
+        self._lost.append(reason)
+
+
+@pytest.mark.parametrize("url", [None, "http://127.0.0.1:9"])
+def test_state_before_the_first_lane(url):
+    stats = Site("a", url=url).link.stats()
+    assert (stats["state"], stats["reason"]) == (
+        ("down", "waiting for region b to dial in") if url is None else ("connecting", "")
+    )

@@ -1,0 +1,308 @@
+"""The rank's end of the attachment: one socket to the daemon, one arena, one I/O thread.
+
+The training thread sends without ever waiting for the socket, and waits for events in `wait` only.
+The I/O thread reads the daemon's records, sends what did not fit at once, and beats once a second,
+so that a rank busy in a long action is known to be alive.
+"""
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from geotrain.errors import AttachError
+from geotrain.transport import attachment_exit
+from geotrain.transport.arena import OUT, PAGE_BYTES, Arena, plan_rings
+from geotrain.transport.attachment_dial import Answer, attach, dial
+from geotrain.transport.attachment_io import AttachmentIO
+from geotrain.transport.attachment_streams import InStream, OutStream
+from geotrain.transport.maps import get_list, get_map, get_str
+from geotrain.transport.messages import Message, Presence, view_id
+from geotrain.transport.records import (
+    ATTACHMENT_PROTO,
+    AttachRequest,
+    get_count,
+    get_counts,
+)
+
+CLOSE_TIMEOUT_S = 2.0
+"""How long `close` waits for the daemon to take the last records."""
+_MAX_STACKS_CHARS = 40_000
+
+
+class Attachment:
+    """One rank's place at its region's daemon. Every method may be called from any thread."""
+
+    def __init__(self, sock: socket.socket, arena: Arena, request: AttachRequest, answer: Answer):
+        self.incarnation = answer.incarnation
+        self.region_index = answer.region_index
+        self.region = request.region
+        self.stop_reason: str | None = None
+        self.links: Mapping[str, Mapping[str, Any]] = {}
+        self._arena = arena
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._board: dict[str, Presence] = {}
+        self._action = ("attached", time.monotonic())
+        self._step = -1
+        self._ended = False
+        self._io = AttachmentIO(
+            sock,
+            reader=answer.reader,
+            lock=self._lock,
+            daemon=f"the daemon of region {request.region}",
+            on_records=self._handle,
+            on_gone=self._on_gone,
+            beat=self._beat,
+        )
+        self._out: dict[int, OutStream] = {}
+        self._in: dict[int, InStream] = {}
+        for (stream, direction), (offset, capacity) in request.rings.items():
+            memory = arena.view(offset, capacity)
+            if direction == OUT:
+                self._out[stream] = OutStream(
+                    stream=stream, memory=memory, lock=self._lock, post=self._io.post
+                )
+            else:
+                self._in[stream] = InStream(
+                    stream=stream, memory=memory, lock=self._lock, post=self._io.post
+                )
+        self._handle(answer.records)
+        self._io.start()
+        attachment_exit.watch(self)
+
+    @classmethod
+    def connect(
+        cls,
+        socket_path: str | Path,
+        *,
+        run_hash: str,
+        version: str,
+        region: str,
+        rank: int,
+        world_size: int,
+        arena_bytes: int,
+        streams_in: Sequence[int],
+        streams_out: Sequence[int],
+        timeout_s: float,
+    ) -> "Attachment":
+        """Attach to the daemon at `socket_path`, waiting for it to come up if need be.
+
+        Raises:
+            AttachError: Refused, no memory for the arena, or no answer within `timeout_s`.
+        """
+        deadline = time.monotonic() + timeout_s
+        rings = plan_rings(arena_bytes, streams_in, streams_out)
+        request = AttachRequest(
+            proto=ATTACHMENT_PROTO,
+            version=version,
+            run_hash=run_hash,
+            region=region,
+            rank=rank,
+            world_size=world_size,
+            pid=os.getpid(),
+            arena_bytes=max(PAGE_BYTES, sum(capacity for _, capacity in rings.values())),
+            rings=rings,
+        )
+        sock = dial(Path(socket_path), region=region, deadline=deadline)
+        arena, answer = _hand_over(sock, request, deadline)
+        attachment = cls(sock, arena, request, answer)
+        attachment._await_board(answer.num_regions, deadline)
+        return attachment
+
+    # What the rank says.
+
+    @property
+    def action(self) -> str:
+        """What the rank is doing; beats carry it with its age."""
+        return self._action[0]
+
+    @action.setter
+    def action(self, text: str) -> None:
+        self._action = (text, time.monotonic())
+
+    def ready(self, identity: Mapping[str, Any]) -> None:
+        """Announce that this region can run; `identity` is what the regions compare."""
+        self._post_beat()
+        self._io.post({"type": "ready", "identity": dict(identity)})
+
+    def report(self, numbers: Mapping[str, Any]) -> None:
+        """Publish a finished step for the status page; `step` and `num_tokens` are understood."""
+        self._step = int(numbers.get("step", self._step))
+        self._post_beat()
+        self._io.post({"type": "report", "report": dict(numbers)})
+
+    def fail(self, error: Mapping[str, Any]) -> None:
+        """Tell every region what ended this one: the record of a RegionError."""
+        self._end({"type": "fail", "error": dict(error)})
+
+    def leave(self, reason: str) -> None:
+        """Tell every region that this rank goes in order. Later calls, and calls after `fail`, do
+        nothing. The peers' ranks release at their own pace: wait for `unacknowledged` first."""
+        self._end({"type": "leave", "reason": reason})
+
+    def close(self) -> None:
+        """Leave if that has not been said, wait shortly for the daemon to read it, and let go."""
+        attachment_exit.unwatch(self)
+        self.leave("closed")
+        self._io.close(CLOSE_TIMEOUT_S)
+        for out in self._out.values():
+            out.close()
+        for incoming in self._in.values():
+            incoming.close()
+        self._arena.close()
+
+    def abandon_in_child(self) -> None:
+        """In a forked child: the socket is the parent's, and must end with the parent alone."""
+        self._ended = True
+        self._io.abandon()
+
+    # What the rank learns.
+
+    def board(self) -> Mapping[str, Presence]:
+        """The newest entry of every region, in region order; a copy."""
+        with self._lock:
+            return dict(self._board)
+
+    def open_view(self, view: int, peer_rings: Mapping[int, int]) -> None:
+        """Start sequence numbers at 0 in a new view.
+
+        Args:
+            view: `view_id` of the incarnations on the board.
+            peer_rings: Outgoing stream -> capacity of the in-ring at the peer, in bytes.
+        """
+        with self._lock:
+            for stream, out in self._out.items():
+                out.open(view, peer_rings[stream])
+            for incoming in self._in.values():
+                incoming.open(view)
+
+    def out(self, stream: int) -> OutStream:
+        return self._out[stream]
+
+    def incoming(self, stream: int) -> InStream:
+        return self._in[stream]
+
+    def wait(self, ready: Callable[[], bool], *, timeout_s: float) -> bool:
+        """Wait until `ready()`, looked at again after each record; False at the deadline.
+
+        Raises:
+            AttachError: The daemon is gone.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while True:
+                if ready():
+                    return True
+                if self._io.gone is not None:
+                    raise AttachError(self._io.gone)
+                remaining_s = deadline - time.monotonic()
+                if remaining_s <= 0:
+                    return False
+                self._changed.wait(remaining_s)
+
+    def _await_board(self, num_regions: int, deadline: float) -> None:
+        """Nobody shall take a board that is still coming in for the whole line."""
+        timeout_s = max(0.0, deadline - time.monotonic())
+        if not self.wait(lambda: len(self._board) == num_regions, timeout_s=timeout_s):
+            self.close()
+            raise AttachError(f"the daemon of region {self.region} did not answer in time")
+
+    def _post_beat(self) -> None:
+        beat = self._beat()
+        if beat is not None:
+            self._io.post(beat)
+
+    def _end(self, record: Mapping[str, Any]) -> None:
+        with self._lock:
+            if self._ended or self._io.gone is not None:
+                return
+            self._ended = True
+            self._io.post(record)
+
+    # Called by the I/O thread.
+
+    def _beat(self) -> Mapping[str, Any] | None:
+        action, since = self._action
+        if self._ended:
+            return None
+        age_s = time.monotonic() - since
+        return {"type": "beat", "action": action, "age_s": age_s, "step": self._step}
+
+    def _on_gone(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _handle(self, records: list[dict[str, Any]]) -> None:
+        with self._changed:
+            for record in records:
+                self._handle_one(record)
+            self._changed.notify_all()
+
+    def _handle_one(self, record: dict[str, Any]) -> None:
+        match record["type"]:
+            case "deliver":
+                self._on_deliver(record)
+            case "acked":
+                stream = self._out.get(get_count(record, "stream"))
+                if stream is None:
+                    raise ValueError("an acknowledgement for a stream that is not ours")
+                stream.on_acked(
+                    get_count(record, "view"),
+                    get_counts(record, "seqs"),
+                    get_counts(record, "wire_bytes"),
+                )
+            case "board":
+                for entry in get_list(record, "entries"):
+                    presence = Presence.from_map(entry)
+                    self._board[presence.region] = presence
+            case "links":
+                self.links = get_map(record, "links") or {}
+            case "stop":
+                self.stop_reason = get_str(record, "reason")
+            case "refused":
+                raise AttachError(get_str(record, "reason"))
+            case "stacks":
+                text = _stacks()
+                self._io.post({"type": "stacks", "id": record.get("id"), "text": text})
+
+    def _on_deliver(self, record: dict[str, Any]) -> None:
+        message = Message.from_map(get_map(record, "message") or {}, with_start=True)
+        incoming = self._in.get(message.stream)
+        if incoming is None or message.start + message.payload_bytes > incoming.capacity:
+            raise ValueError("a message for a ring that is not ours")
+        incarnations = [presence.incarnation for presence in self._board.values()]
+        incoming.on_delivered(message, board_view=view_id(incarnations) if incarnations else 0)
+
+
+def _hand_over(
+    sock: socket.socket, request: AttachRequest, deadline: float
+) -> tuple[Arena, Answer]:
+    """Make the arena and attach with it; leaves nothing open when that fails."""
+    with contextlib.ExitStack() as on_failure:
+        on_failure.callback(sock.close)
+        arena, fd = Arena.create(request.arena_bytes)
+        on_failure.callback(arena.close)
+        try:
+            answer = attach(sock, request, fd, deadline=deadline)
+        finally:
+            os.close(fd)
+        on_failure.pop_all()
+    return arena, answer
+
+
+def _stacks() -> str:
+    """Every thread's Python stack."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    parts = [
+        f"thread {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in sys._current_frames().items()
+        if ident != threading.get_ident()
+    ]
+    return "\n".join(parts)[:_MAX_STACKS_CHARS]

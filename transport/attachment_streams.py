@@ -1,0 +1,241 @@
+"""The streams of one attachment, as the rank sees them: slots, credit, sequence numbers.
+
+Everything here is called by the training thread and by the attachment's I/O thread, under the
+attachment's lock. Nothing here waits: a stream says whether a message fits, and then takes it.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from geotrain.transport.arena import PAGE_BYTES
+from geotrain.transport.flow import MAX_UNRELEASED, Ring
+from geotrain.transport.messages import Message
+
+Post = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    start: int
+    """In our own out-ring."""
+    mirror_start: int
+    """In the mirror of the peer's in-ring."""
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    kind: str
+    slot: _Slot | None
+
+
+class OutStream:
+    """Sends the messages of one stream, each into a slot of its own ring.
+
+    A slot stays taken, and its bytes must stay as they are, until the peer's *rank* has released
+    the message: that acknowledgement is also the credit for the peer's ring, which `_mirror`
+    follows.
+    """
+
+    def __init__(
+        self, *, stream: int, memory: memoryview, lock: threading.RLock, post: Post
+    ) -> None:
+        self.stream = stream
+        self.capacity = len(memory)
+        self.max_part_bytes = max(PAGE_BYTES, self.capacity // 4)
+        self.wire_bytes = 0
+        self._memory = memory
+        self._lock = lock
+        self._post = post
+        self._view = 0
+        self._next_seq = 0
+        self._ring = Ring(self.capacity)
+        self._mirror = Ring(self.capacity)
+        self._reserved: deque[_Slot] = deque()
+        self._sent: dict[int, _Sent] = {}
+
+    def open(self, view: int, peer_capacity: int) -> None:
+        """Forget everything of older views and start at sequence number 0."""
+        with self._lock:
+            self._view = view
+            self._next_seq = 0
+            self._ring = Ring(self.capacity)
+            self._mirror = Ring(peer_capacity)
+            self.max_part_bytes = max(PAGE_BYTES, min(self.capacity, peer_capacity) // 4)
+            self._reserved.clear()
+            self._sent.clear()
+
+    def close(self) -> None:
+        """Let go of the arena, so that it can be unmapped."""
+        self._memory = memoryview(b"")
+
+    @property
+    def unacknowledged(self) -> int:
+        """Messages sent and not yet released by the peer's rank."""
+        return len(self._sent)
+
+    def unacknowledged_of(self, kind: str) -> int:
+        with self._lock:
+            return sum(sent.kind == kind for sent in self._sent.values())
+
+    def fits(self, nbytes: int) -> bool:
+        """Whether a message with a payload of `nbytes` (0: none, or inline) may be sent now."""
+        with self._lock:
+            if self._view == 0 or len(self._sent) + len(self._reserved) >= MAX_UNRELEASED:
+                return False
+            return nbytes == 0 or (self._ring.fits(nbytes) and self._mirror.fits(nbytes))
+
+    def reserve(self, nbytes: int) -> tuple[int, memoryview]:
+        """Take a slot, after `fits` said yes; fill the view, then `send` with the same size.
+
+        Slots are sent in the order in which they were reserved.
+        """
+        with self._lock:
+            assert nbytes > 0 and self.fits(nbytes), "reserve() without fits()"
+            start = self._ring.allocate(nbytes)
+            slot = _Slot(start, self._mirror.allocate(nbytes), nbytes)
+            self._reserved.append(slot)
+            return start, self._memory[start : start + nbytes]
+
+    def send(
+        self,
+        *,
+        kind: str,
+        step: int,
+        microbatch: int,
+        part: int = 0,
+        num_parts: int = 1,
+        header: bytes = b"",
+        start: int = 0,
+        payload_bytes: int = 0,
+        inline: bytes = b"",
+        hints: tuple[tuple[int, int], ...] = (),
+    ) -> None:
+        """Hand one message to the daemon; never waits.
+
+        Raises:
+            AttachError: The daemon is gone.
+        """
+        with self._lock:
+            assert self._view != 0, "send() before open_view()"
+            message = Message(
+                stream=self.stream,
+                view=self._view,
+                seq=self._next_seq,
+                kind=kind,
+                step=step,
+                microbatch=microbatch,
+                part=part,
+                num_parts=num_parts,
+                header=header,
+                payload_bytes=payload_bytes,
+                start=start,
+                inline=inline,
+                hints=hints,
+            )
+            slot = self._take_reserved(start, payload_bytes) if payload_bytes else None
+            self._sent[self._next_seq] = _Sent(kind, slot)
+            self._next_seq += 1
+            self._post({"type": "send", "message": message.to_map(with_start=True)})
+
+    def _take_reserved(self, start: int, payload_bytes: int) -> _Slot:
+        slot = self._reserved.popleft()
+        assert (slot.start, slot.payload_bytes) == (start, payload_bytes), (
+            "slots are sent whole and in the order reserved"
+        )
+        return slot
+
+    def on_acked(self, view: int, seqs: list[int], wire_bytes: list[int]) -> None:
+        """The peer's rank released these messages; from the I/O thread, under the lock."""
+        if view != self._view:
+            return
+        self.wire_bytes += sum(wire_bytes)
+        for seq in seqs:
+            sent = self._sent.pop(seq, None)
+            if sent is not None and sent.slot is not None:
+                self._ring.free(sent.slot.start)
+                self._mirror.free(sent.slot.mirror_start)
+
+
+@dataclass(slots=True)
+class Received:
+    """One delivered message. `payload` is the slot itself: copy it out before `release`."""
+
+    message: Message
+    payload: memoryview
+    _release: Callable[[Message], None]
+    _released: bool = False
+
+    def release(self) -> None:
+        """Give slot and credit back to the sender; exactly once, also where there is no slot."""
+        assert not self._released, "a message released twice"
+        self._released = True
+        self.payload = memoryview(b"")
+        self._release(self.message)
+
+
+class InStream:
+    """Receives the messages of one stream in sequence order."""
+
+    def __init__(
+        self, *, stream: int, memory: memoryview, lock: threading.RLock, post: Post
+    ) -> None:
+        self.stream = stream
+        self.capacity = len(memory)
+        self._memory = memory
+        self._lock = lock
+        self._post = post
+        self._view = 0
+        self._queue: deque[Message] = deque()
+        self._early: deque[Message] = deque()
+
+    def open(self, view: int) -> None:
+        """Keep what came for this view already (a peer may open it first), drop the rest."""
+        with self._lock:
+            self._view = view
+            came = [*self._queue, *self._early]
+            self._queue = deque(message for message in came if message.view == view)
+            self._early.clear()
+            for message in came:
+                if message.view != view:
+                    self._release(message)
+
+    def close(self) -> None:
+        """Let go of the arena, so that it can be unmapped."""
+        self._memory = memoryview(b"")
+
+    def take(self) -> Received | None:
+        """The next message, or None. Its owner must `release` it."""
+        with self._lock:
+            if not self._queue:
+                return None
+            message = self._queue.popleft()
+        if message.payload_bytes:
+            payload = self._memory[message.start : message.start + message.payload_bytes]
+        else:
+            payload = memoryview(message.inline)
+        return Received(message, payload, self._release)
+
+    def pending(self) -> int:
+        """Messages of the open view that `take` would return now."""
+        return len(self._queue)
+
+    def on_delivered(self, message: Message, *, board_view: int) -> None:
+        """A message came; from the I/O thread, under the lock.
+
+        Args:
+            board_view: The view that the board now stands for, which this rank may yet open.
+        """
+        if message.view == self._view:
+            self._queue.append(message)
+        elif message.view == board_view:
+            self._early.append(message)
+        else:
+            self._release(message)
+
+    def _release(self, message: Message) -> None:
+        seqs = [message.seq]
+        self._post({"type": "release", "stream": self.stream, "view": message.view, "seqs": seqs})

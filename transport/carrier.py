@@ -1,0 +1,64 @@
+"""What a lane needs of the connection below it, so that links run over real and fake ones alike."""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+
+class DialError(Exception):
+    """No connection to the peer came about; the text says why, for people."""
+
+
+class Receiver(Protocol):
+    """The upper end: gets the bytes of one carrier."""
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go; never empty."""
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """The first `nbytes` of that buffer are filled."""
+
+    def pause_writing(self) -> None:
+        """Something is left in the write buffer."""
+
+    def resume_writing(self) -> None:
+        """The write buffer is empty again."""
+
+    def connection_lost(self, reason: str) -> None:
+        """The connection is gone; called exactly once."""
+
+
+class Carrier(Protocol):
+    """One connection to a peer, whole and in order until it breaks."""
+
+    @property
+    def peer_address(self) -> str: ...
+
+    @property
+    def congestion(self) -> str:
+        """The kernel's congestion control for this connection, or "" where there is none."""
+
+    def start(self, receiver: Receiver) -> None:
+        """From now on `receiver` gets what arrives; called once, before anything else."""
+
+    def write(self, data: bytes | memoryview) -> None: ...
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def expect_rate(self, rate_bytes_per_s: float | None) -> None:
+        """What the path has carried of late, to size what waits below; None: not known."""
+
+    def close(self) -> None:
+        """Close once everything written is out."""
+
+    def end_writing(self) -> None:
+        """Write no more; reading goes on until the peer has read all and closes."""
+
+    def abort(self) -> None:
+        """Close now; what is not out is dropped."""
+
+
+Dial = Callable[[], AbstractAsyncContextManager[Carrier]]
+"""Connects to the peer for the length of the context. Raises DialError; has its own deadline."""

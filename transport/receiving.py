@@ -1,0 +1,136 @@
+"""The receiving end of one stream: slots for headers, places for chunks, delivery in order.
+
+Pure, but for the ring memory that the chunks are written into. It outlives lanes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from geotrain.transport.flow import MAX_UNRELEASED, Ring
+from geotrain.transport.frame import FrameHeader, ProtocolError
+from geotrain.transport.messages import Message
+from geotrain.transport.reassembly import Incoming, Ranges
+from geotrain.transport.sending import StreamState
+
+MAX_CHECKSUM_FAILURES = 3
+"""The chunk is asked for again after the first two; the third fails the view (P-12)."""
+MAX_RESUME_RANGES = 1_024
+"""Byte ranges told in a RESUME; what is left out comes twice and is dropped."""
+
+
+class ReceiveStream:
+    """Messages in sequence order; see the module."""
+
+    def __init__(self, *, stream: int, memory: memoryview) -> None:
+        """
+        Args:
+            memory: The in-ring of this region's rank for this stream, writable bytes.
+        """
+        self.stream = stream
+        self.ring = Ring(memory.nbytes)
+        self._memory = memory
+        self._live: dict[int, Incoming] = {}
+        self._expected = 0
+        self._next_delivery = 0
+        self._released = Ranges()
+
+    def receive_message(self, message: Message) -> None:
+        """A header arrived: reserve its slot.
+
+        Raises:
+            ProtocolError: Out of sequence or without credit (P-7).
+        """
+        place = f"message {message.seq} of stream {self.stream}"
+        if message.seq != self._expected:
+            raise ProtocolError(f"{place}, expected {self._expected}")
+        if len(self._live) >= MAX_UNRELEASED:
+            raise ProtocolError(f"{place} without credit: {MAX_UNRELEASED} are not released")
+        start = 0
+        if message.payload_bytes:
+            if not self.ring.fits(message.payload_bytes):
+                raise ProtocolError(f"{place} without credit: no room for {message.payload_bytes}")
+            start = self.ring.allocate(message.payload_bytes)
+        self._expected += 1
+        self._live[message.seq] = Incoming(replace(message, start=start))
+
+    def place(self, header: FrameHeader) -> memoryview | None:
+        """Where this chunk's raw bytes belong; None where they have arrived before.
+
+        Raises:
+            ProtocolError: A chunk of no message, outside it, or half known already.
+        """
+        incoming = self._live.get(header.seq)
+        if incoming is None:
+            if header.seq < self._expected:
+                return None
+            raise ProtocolError(f"CHUNK of message {header.seq} before its header")
+        end = header.raw_offset + header.raw_length
+        try:
+            if not incoming.wants(header.raw_offset, end):
+                return None
+        except ValueError as exc:
+            raise ProtocolError(f"CHUNK of message {header.seq}: {exc}") from exc
+        start = incoming.message.start
+        return self._memory[start + header.raw_offset : start + end]
+
+    def mark_pending(self, header: FrameHeader) -> None:
+        """The coded chunk goes to a worker that writes to the place `place` returned."""
+        incoming = self._live[header.seq]
+        incoming.pending.add(header.raw_offset, header.raw_offset + header.raw_length)
+
+    def finish(self, header: FrameHeader, *, ok: bool) -> int:
+        """The chunk is in its place and its checksum was compared.
+
+        Returns:
+            How often a chunk at this offset has failed; 0 where it is right.
+        """
+        incoming = self._live[header.seq]
+        end = header.raw_offset + header.raw_length
+        incoming.pending.remove(header.raw_offset, end)
+        if ok:
+            incoming.received.add(header.raw_offset, end)
+            return 0
+        failures = incoming.failures.get(header.raw_offset, 0) + 1
+        incoming.failures[header.raw_offset] = failures
+        return failures
+
+    def take_deliverable(self) -> list[Message]:
+        """Messages that are whole and whose predecessors were delivered; each once (P-5)."""
+        ready: list[Message] = []
+        while (incoming := self._live.get(self._next_delivery)) is not None and incoming.complete:
+            ready.append(incoming.message)
+            self._next_delivery += 1
+        return ready
+
+    def release(self, seqs: Sequence[int]) -> None:
+        """This region's rank is done with these.
+
+        Raises:
+            ValueError: Not delivered, or released before.
+        """
+        if len(set(seqs)) != len(seqs):
+            raise ValueError(f"stream {self.stream}: a message is released twice")
+        for seq in seqs:
+            if seq not in self._live or seq >= self._next_delivery:
+                raise ValueError(f"stream {self.stream}: message {seq} is not held by the rank")
+        for seq in seqs:
+            message = self._live.pop(seq).message
+            if message.payload_bytes:
+                self.ring.free(message.start)
+            self._released.add(seq, seq + 1)
+
+    def state(self) -> StreamState:
+        """What the sender must know to continue on a new lane."""
+        room = MAX_RESUME_RANGES
+        incomplete: dict[int, Ranges] = {}
+        for seq, incoming in self._live.items():
+            arrived = incoming.arrived()
+            if arrived.covers(0, incoming.message.payload_bytes):
+                continue
+            if incoming.message.payload_bytes:
+                told = Ranges(list(arrived)[:room])
+                room -= len(told)
+                incomplete[seq] = told
+        return StreamState(
+            expected=self._expected, released=Ranges(self._released), incomplete=incomplete
+        )
