@@ -333,11 +333,22 @@ def _cross_problems(data: dict[str, Any], files: Files) -> list[Problem]:
 
 
 def _check_socket(config: Config) -> None:
-    path = config.socket_path
-    if len(os.fsencode(path)) > SOCKET_PATH_LIMIT_BYTES:
-        allowed = (
-            f"must be at most {SOCKET_PATH_LIMIT_BYTES} bytes long as a path; set a shorter one"
-        )
+    value = "" if config.site.socket is None else str(config.site.socket)
+    allowed = ""
+    try:
+        path = config.socket_path
+        if "\0" in str(path):
+            allowed = "must not hold a zero byte"
+        elif path.is_dir():
+            allowed = "is a folder; name a file in it, such as geotrain.sock"
+        elif len(os.fsencode(path)) > SOCKET_PATH_LIMIT_BYTES:
+            value = str(path)
+            allowed = (
+                f"must be at most {SOCKET_PATH_LIMIT_BYTES} bytes long as a path; set a shorter one"
+            )
+    except RuntimeError:  # pathlib's word for a "~name" of nobody
+        allowed = "names the home of a user that this machine does not have"
+    if allowed:
         raise ConfigError(
-            [Problem(file=str(config.path), key="site.socket", value=str(path), allowed=allowed)]
+            [Problem(file=str(config.path), key="site.socket", value=value, allowed=allowed)]
         )

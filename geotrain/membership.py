@@ -31,6 +31,7 @@ class Membership:
         self._view: dict[str, int] = {}
         self._seen_alive: set[tuple[str, int]] = set()
         self._count = 0
+        self._failed = False
         self.attachment = attachment
 
     @classmethod
@@ -74,12 +75,12 @@ class Membership:
             RegionError: The models or versions differ, a region ended, or liveness.wait_s passed.
         """
         self._count += 1
-        identity = {
+        identity: dict[str, Any] = {
             "fingerprint": info.fingerprint,
             "torch": torch.__version__.split("+")[0],
             "pipeline": self._count,
         }
-        self.attachment.ready(identity)
+        self._announce(identity)
         since = time.monotonic()
         said = since
         self.post_action("waiting for all regions to be ready")
@@ -90,11 +91,29 @@ class Membership:
                 logger.info("= waiting for %s (%.0f s)", self._missing(), now - since)
             if now - since > self._config.site.liveness.wait_s:
                 raise self._error("lost", f"waited {now - since:.0f} s for {self._missing()}")
-            self.wait(self._all_ready, timeout_s=1.0, needs=self._names)
+            self.wait(
+                lambda: self._all_ready() or self._incarnations() != identity["sees"],
+                timeout_s=1.0,
+                needs=self._names,
+            )
+            if self._incarnations() != identity["sees"]:
+                self._announce(identity)
         self._compare(identity)
         if not self._view:
             self._open_view()
         self.post_action("in user code: ready")
+
+    def _announce(self, identity: dict[str, Any]) -> None:
+        """Say that this region is ready for a run of just these incarnations.
+
+        One that is still in an older run does not say so of the new incarnations it sees.
+        """
+        identity["sees"] = self._incarnations()
+        self.attachment.ready(identity)
+
+    def _incarnations(self) -> list[int]:
+        board = self.attachment.board()
+        return [board[name].incarnation for name in self._names]
 
     def _all_ready(self) -> bool:
         board = self.attachment.board()
@@ -102,6 +121,8 @@ class Membership:
 
     def _is_ready(self, entry: Presence | None) -> bool:
         if entry is None or entry.state != "ready" or entry.identity is None:
+            return False
+        if entry.identity.get("sees") != self._incarnations():
             return False
         count = entry.identity.get("pipeline")
         return isinstance(count, int) and count >= self._count
@@ -199,6 +220,10 @@ class Membership:
             self._seen_alive.add((name, entry.incarnation))
         if name in self._view:
             return self._view[name] == entry.incarnation
+        if entry.identity is not None:
+            sees = entry.identity.get("sees")
+            if not isinstance(sees, list) or self.attachment.incarnation not in sees:
+                return False
         return (name, entry.incarnation) in self._seen_alive
 
     def _error(self, kind: str, detail: str) -> RegionError:
@@ -206,6 +231,19 @@ class Membership:
         if not self._view:
             self.post_error(error)
         return error
+
+    def explain(self, regions: Sequence[str]) -> str:
+        """What is known of why nothing comes from these regions, or nothing."""
+        board, links = self.attachment.board(), self.attachment.links
+        texts = []
+        for name in regions:
+            link = links.get(name, {})
+            if link.get("state", "connected") != "connected":
+                reason = link.get("reason") or "no reason known"
+                texts.append(f"the link to region {name} is {link['state']} ({reason})")
+            elif board[name].note:
+                texts.append(f"region {name}: {board[name].note}")
+        return "; ".join(texts)
 
     # ---- saying
 
@@ -215,6 +253,7 @@ class Membership:
 
     def post_error(self, error: RegionError) -> None:
         """Tell every region of an error that happened here."""
+        self._failed = True
         self.attachment.fail(error.to_record())
 
     def post_report(self, result: StepResult) -> None:
@@ -231,7 +270,7 @@ class Membership:
 
     def leave(self) -> None:
         """Go in order: what the neighbours still wait for is taken before they hear of it."""
-        if self._view and self._trouble(()) is None:
+        if self._view and not self._failed and self._trouble(()) is None:
             self.post_action("waiting for the neighbours to take the last messages")
             try:
                 self.attachment.wait(self._all_taken, timeout_s=_LEAVE_TIMEOUT_S)

@@ -18,6 +18,8 @@ from geotrain.errors import ConfigError
 from geotrain.membership import Membership
 from geotrain.observability.log import setup_logging
 from geotrain.pipeline import segment as segments
+from geotrain.pipeline import weights
+from geotrain.pipeline.checks import check_loss, check_training
 from geotrain.pipeline.context import Context, Parts, Place
 from geotrain.pipeline.device import PRECISIONS, choose_device
 from geotrain.pipeline.edge import Edge, Neighbour
@@ -151,8 +153,8 @@ class Region:
                 built, split, ranges=self._ranges(built, split), index=self.index
             )
         info = segments.describe(built, part, split)
-        precision = self._config.run.precision if self._config is not None else "fp32"
-        segments.materialise(part, device=self.device, dtype=PRECISIONS[precision])
+        dtype = PRECISIONS[self._config.run.precision] if self._config is not None else None
+        weights.materialise(part, device=self.device, dtype=dtype)
         part.geotrain_info = info  # type: ignore[assignment]
         return part
 
@@ -173,7 +175,7 @@ class Region:
                 by default the module's `reset_parameters()`.
         """
         seed = self._config.run.seed if self._config is not None else 0
-        segments.init_weights(segment, seed=seed, init=init)
+        weights.init_weights(segment, seed=seed, init=init)
 
     # ---- the pipeline
 
@@ -181,7 +183,8 @@ class Region:
         """Have `hook(result)` called after each committed step; usable as a decorator.
 
         For state that must follow the optimizer, such as an average of the weights. Where it has
-        `state_dict` and `load_state_dict`, checkpoints carry its state. Call it before `pipeline`.
+        `state_dict` and `load_state_dict`, checkpoints carry its state. It stays for every pipeline
+        of this region, also one that runs already.
         """
         self._hooks.append(hook)
         return hook
@@ -216,14 +219,16 @@ class Region:
         info = getattr(segment, "geotrain_info", None)
         if not isinstance(info, SegmentInfo):
             raise ConfigError("region.pipeline(): the segment must come from region.segment()")
-        missing = segments.uninitialised(segment)
+        missing = weights.uninitialised(segment)
         if missing:
             raise ConfigError(
                 f"{', '.join(missing[:3])} ({len(missing)} in all) have no weights yet: call "
                 f"region.init_weights(segment) or segment.load_state_dict(...) first"
             )
-        if loss_reduction not in ("sum", "mean"):
-            raise ConfigError(f'loss_reduction is "{loss_reduction}"; allowed are "sum" and "mean"')
+        if max_grad_norm is None and self._config is not None:
+            max_grad_norm = self._config.run.max_grad_norm
+        check_loss(loss_fn, loss_reduction, num_targets)
+        check_training(segment, _as_list(optimizer), _as_list(scheduler), max_grad_norm)
         if self._pipeline is not None:
             self._pipeline[0].close()
         if self._membership is not None:
@@ -258,10 +263,7 @@ class Region:
         if self._line is None:
             self._line = Line(parts.upstream, parts.downstream, num_regions=self.num_regions)
         self._line.surroundings = context
-        if max_grad_norm is None and self._config is not None:
-            max_grad_norm = self._config.run.max_grad_norm
         self._pipeline = (stage, context)
-        hooks, self._hooks = self._hooks, []
         return Pipeline(
             context,
             stage,
@@ -269,7 +271,7 @@ class Region:
             self._line,
             optimizers=_as_list(optimizer),
             schedulers=_as_list(scheduler),
-            hooks=hooks,
+            hooks=self._hooks,
             max_grad_norm=max_grad_norm,
         )
 

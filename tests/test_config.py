@@ -304,7 +304,8 @@ def test_status_page_stays_on_loopback(tmp_path):
 @pytest.mark.parametrize(
     "url",
     ["10.0.0.1:7070", "http://", "http://h", "http://h:0", "http://h:99999", "http://u@h:1",
-     "http://h:1/x", "http://h:1/?q", "https://h:1", "http://[::1:70"],
+     "http://h:1/x", "http://h:1/?q", "https://h:1", "http://[::1:70", "http://a..b:1",
+     "http://exa mple:1", "http://h\\n:1", f"http://{'h' * 64}:1", f"http://{'h.' * 150}h:1"],
 )  # fmt: skip
 def test_url_that_cannot_be_dialled(tmp_path, url):
     found = problems(tmp_path, RUN + SITE + f'peers.tokyo.url = "{url}"')
@@ -369,6 +370,8 @@ def test_unreadable_files_are_one_line(tmp_path):
     (tmp_path / "site.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="is not valid TOML"):
         load_config(tmp_path / "site.toml")
+    with pytest.raises(ConfigError, match="is not valid TOML"):
+        load(tmp_path, "x = " + "[" * 100_000)
     found = problems(tmp_path, 'run = "run.toml"\n' + SITE)
     assert found["run"].allowed == "cannot be read: No such file or directory"
     assert found["run"].value == '"run.toml"'
@@ -401,3 +404,17 @@ def test_default_socket_path_always_fits(monkeypatch):
 def test_socket_given_too_long_is_refused(tmp_path):
     found = problems(tmp_path, RUN + SITE + f'socket = "/tmp/{"s" * 120}"')
     assert "must be at most 107 bytes" in found["site.socket"].allowed
+
+
+@pytest.mark.parametrize(
+    ("socket", "text"),
+    [
+        ("", "is a folder"),
+        ("/tmp", "is a folder"),
+        ("a\\u0000b", "zero byte"),
+        ("~no-such-user-at-all/x.sock", "user that this machine does not have"),
+    ],
+)
+def test_socket_that_cannot_be_one_is_refused(tmp_path, socket, text):
+    found = problems(tmp_path, RUN + SITE + f'socket = "{socket}"')
+    assert text in found["site.socket"].allowed

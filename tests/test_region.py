@@ -130,7 +130,7 @@ def test_the_step_after_a_resume_is_the_same_bit_for_bit(region, tmp_path):
             pipeline.save(tmp_path)
     expected = {name: value.clone() for name, value in segment.state_dict().items()}
     again_hook = Average()
-    again, pipeline = make(region, hook=again_hook)
+    again, pipeline = make(geotrain.attach(), hook=again_hook)
     assert pipeline.resume(tmp_path, loader=batches(8)) == 5
     assert [result.step for result in pipeline.fit(batches(8), steps=8)] == [6, 7, 8]
     assert again_hook.calls == hook.calls == list(range(1, 9))
@@ -269,6 +269,55 @@ def test_pipeline_refuses_what_cannot_train(region):
     region.init_weights(segment)
     with pytest.raises(ConfigError, match='allowed are "sum" and "mean"'):
         region.pipeline(segment, optimizer, loss_fn=loss_fn, loss_reduction="avg")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"max_grad_norm": -1.0}, "max_grad_norm must be > 0"),
+        ({"loss_fn": nn.CrossEntropyLoss(reduction="sum")}, 'has reduction="sum"'),
+        ({"loss_fn": nn.CrossEntropyLoss(ignore_index=0)}, "ignores the label 0"),
+        ({"loss_fn": nn.CrossEntropyLoss(weight=torch.ones(13))}, "weights of its targets"),
+    ],
+)
+def test_settings_that_would_compute_something_else_are_refused(region, options, text):
+    with pytest.raises(ConfigError, match=text):
+        make(region, **options)
+
+
+def test_what_would_fail_at_the_first_commit_is_refused_at_once(region):
+    segment = region.segment(build)
+    region.init_weights(segment)
+    sgd = torch.optim.SGD(segment.parameters(), lr=0.1)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(sgd)
+    with pytest.raises(ConfigError, match="LBFGS"):
+        region.pipeline(segment, torch.optim.LBFGS(segment.parameters()), loss_fn=loss_fn)
+    with pytest.raises(ConfigError, match="ReduceLROnPlateau"):
+        region.pipeline(segment, sgd, loss_fn=loss_fn, scheduler=plateau)
+    sparse = region.segment(lambda: nn.Sequential(nn.Embedding(13, 13, sparse=True)))
+    region.init_weights(sparse)
+    with pytest.raises(ConfigError, match=r"0 \(Embedding\) makes sparse gradients"):
+        region.pipeline(sparse, torch.optim.SGD(sparse.parameters(), lr=0.1), loss_fn=loss_fn)
+
+
+def test_a_part_that_the_user_keeps_in_evaluation_mode_stays_so(region):
+    segment, pipeline = make(region)
+    dropout = segment.get_submodule("2")
+    dropout.eval()
+    for _ in pipeline.fit(batches(2)):
+        pipeline.evaluate(batches(1))
+        assert segment.training and not dropout.training
+
+
+def test_a_hook_may_come_late_and_stays_for_the_next_pipeline(region):
+    hook = Average()
+    _, pipeline = make(region)
+    pipeline.step(batches(1)[0])
+    region.on_commit(hook)
+    pipeline.step(batches(1)[0])
+    _, pipeline = make(region)
+    pipeline.step(batches(1)[0])
+    assert hook.calls == [2, 1]
 
 
 def test_more_than_one_rank_is_refused_for_now(monkeypatch, tmp_path):

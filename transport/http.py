@@ -13,6 +13,7 @@ No aiohttp exception leaves this file.
 
 import asyncio
 import errno
+import logging
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -20,16 +21,22 @@ from typing import Protocol
 
 import aiohttp
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from geotrain.transport.carrier import Carrier, DialError, Receiver
 from geotrain.transport.estimator import unsent_bytes
-from geotrain.transport.messages import MAX_NAME_CHARS
+from geotrain.transport.messages import MAX_NAME_CHARS, printable
 
 PATH = "/link"
 UPGRADE = "geotrain/1"
 FROM_HEADER, TO_HEADER = "Geotrain-From", "Geotrain-To"
 MAX_REASON_BYTES = 1_024
 SHUTDOWN_TIMEOUT_S = 2.0
+FIRST_REQUEST_S = 10.0
+"""How long a connection may say nothing before it has asked for anything."""
+_VISITORS = logging.getLogger("geotrain.transport.http.visitors")
+_VISITORS.setLevel(logging.CRITICAL)
+"""Whoever can reach the port can send nonsense; a traceback of each would bury our own lines."""
 _RESPONSE = f"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {UPGRADE}\r\n\r\n"
 
 
@@ -156,6 +163,8 @@ class LinkServer:
 
     def __init__(self) -> None:
         self._runner: web.AppRunner | None = None
+        self._listening: asyncio.Server | None = None
+        self._silent: dict[web.RequestHandler, asyncio.TimerHandle] = {}
         self._links: Callable[[str], Acceptor | None] = lambda region: None
         self._carriers: set[HttpCarrier] = set()
         self.port = 0
@@ -171,7 +180,7 @@ class LinkServer:
             OSError: The address cannot be had (EADDRINUSE: the port is in use).
         """
         self._links = links
-        application = web.Application()
+        application = web.Application(middlewares=[self._hear])
         application.router.add_get(PATH, self._upgrade)
         self._runner = web.AppRunner(
             application,
@@ -179,22 +188,51 @@ class LinkServer:
             handle_signals=False,
             handler_cancellation=True,
             shutdown_timeout=SHUTDOWN_TIMEOUT_S,
+            keepalive_timeout=FIRST_REQUEST_S,
+            logger=_VISITORS,
         )
         await self._runner.setup()
+        loop = asyncio.get_running_loop()
         try:
-            await web.TCPSite(self._runner, host, port).start()
+            self._listening = await loop.create_server(self._welcome, host, port)
         except OSError:
             await self.close()
             raise
-        self.port = self._runner.addresses[0][1]
+        self.port = self._listening.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
         """Stop listening and end every lane that was accepted here."""
         for carrier in list(self._carriers):
             carrier.abort()
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+        for timer in self._silent.values():
+            timer.cancel()
+        self._silent.clear()
         if self._runner is not None:
             runner, self._runner = self._runner, None
             await runner.cleanup()
+
+    def _welcome(self) -> asyncio.BaseProtocol:
+        """aiohttp waits for a first request for ever: a port open to all must not."""
+        assert self._runner is not None and self._runner.server is not None
+        visitor = self._runner.server()
+        loop = asyncio.get_running_loop()
+        self._silent[visitor] = loop.call_later(FIRST_REQUEST_S, self._turn_away, visitor)
+        return visitor
+
+    def _turn_away(self, visitor: web.RequestHandler) -> None:
+        del self._silent[visitor]
+        if visitor.transport is not None:
+            visitor.transport.close()
+
+    @web.middleware
+    async def _hear(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        timer = self._silent.pop(request.protocol, None)
+        if timer is not None:
+            timer.cancel()
+        return await handler(request)
 
     async def _upgrade(self, request: web.Request) -> web.StreamResponse:
         region = request.headers.get(FROM_HEADER, "")[:MAX_NAME_CHARS]
@@ -229,7 +267,7 @@ def _take_over(response: aiohttp.ClientResponse, url: str) -> HttpCarrier:
 
 async def _answer(response: aiohttp.ClientResponse) -> str:
     body = await response.content.read(MAX_REASON_BYTES)
-    text = body.decode("utf-8", errors="replace").strip()
+    text = printable(body.decode("utf-8", errors="replace").strip())
     return f"answered {response.status} {text or response.reason or ''}".strip()
 
 
@@ -238,7 +276,7 @@ def _dial_reason(url: str, exc: Exception) -> str:
         return f"the name {exc.host} does not resolve"
     if isinstance(exc, OSError) and exc.errno == errno.ECONNREFUSED:
         return f"nothing listens at {url} (connection refused)"
-    return f"{url}: {exc or type(exc).__name__}"
+    return printable(f"{url}: {exc or type(exc).__name__}")
 
 
 def _lost_reason(exc: Exception | None) -> str:

@@ -34,7 +34,7 @@ from geotrain.transport.frame import FrameHeader
 from geotrain.transport.hello import Hello
 from geotrain.transport.http import dial as dial_http
 from geotrain.transport.lane import CLOSE_TIMEOUT_S, Lane
-from geotrain.transport.messages import Message, Presence
+from geotrain.transport.messages import Message, Presence, printable
 from geotrain.transport.protocol import LaneProtocol
 from geotrain.transport.session import Session
 from geotrain.transport.transitions import LinkSettings as LinkSettings
@@ -331,6 +331,7 @@ class Link:
 
     def _set_state(self, state: str, reason: str) -> None:
         """Note a change, and log it in one line; the same again says nothing."""
+        reason = printable(reason)
         if (state, reason) == (self._state, self._reason):
             return
         if state != self._state:

@@ -250,3 +250,8 @@ def _check_hints(hints: tuple[tuple[int, int], ...], payload_bytes: int) -> None
         if offset < end or length < 1 or offset + length > payload_bytes:
             raise ValueError("hints: must be ascending ranges within the payload")
         end = offset + length
+
+
+def printable(text: str) -> str:
+    """A peer's words, fit for one line of a log: nothing in them ends it or moves a cursor."""
+    return "".join(character if character.isprintable() else "?" for character in text)

@@ -17,7 +17,7 @@ def read_toml(file: Path, *, named_by: tuple[Path, str] | None = None) -> dict[s
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         reason = f"cannot be read: {error.strerror}"
-    except ValueError as error:  # not TOML, or not UTF-8
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, nested without end
         reason = f"is not valid TOML: {error}"
         named_by = None
     if named_by is None:

@@ -126,9 +126,14 @@ def check_url(value: Any) -> Any:
 
 
 def _url_is_valid(url: str) -> bool:
+    if not all(32 < ord(character) < 127 for character in url):
+        return False
     try:
         parts = urlsplit(url)
-        named = bool(parts.hostname) and parts.port not in (None, 0)
+        host = parts.hostname or ""
+        labels = [host] if ":" in host else host.rstrip(".").split(".")
+        named = len(host) <= 253 and all(0 < len(label) <= 63 for label in labels)
+        named = named and parts.port not in (None, 0)
     except ValueError:
         return False
     plain = parts.path in ("", "/") and not (parts.query or parts.fragment or parts.username)

@@ -17,6 +17,9 @@ from geotrain.pipeline.stage import LossSpec
 
 logger = logging.getLogger(__name__)
 
+_DAEMON_FIRST_S = 5.0
+"""A link that stays down is the daemon's to name, after the same wait; this leaves it the word."""
+
 
 class Daemon(Protocol):
     """What a pipeline needs of the attachment to its daemon; absent in a run of one region."""
@@ -38,6 +41,10 @@ class Daemon(Protocol):
         Args:
             needs: Regions that must not have left, even in order.
         """
+        ...
+
+    def explain(self, regions: Sequence[str]) -> str:
+        """What is known of why nothing comes from these regions, or nothing."""
         ...
 
     def post_error(self, error: RegionError) -> None:
@@ -145,10 +152,12 @@ class Context:
             needs=[edge.name for edge in needs],
         )
         waited_s = time.monotonic() - since
-        if waited_s > self.place.wait_s:
+        if waited_s > self.place.wait_s + _DAEMON_FIRST_S:
+            why = self._daemon.explain([edge.name for edge in needs])
             raise self.error(
                 "lost",
-                f"waited {waited_s:.0f} s for {what}; liveness.wait_s is {self.place.wait_s:g}",
+                f"waited {waited_s:.0f} s for {what} (liveness.wait_s is {self.place.wait_s:g})"
+                f"{f': {why}' if why else ''}",
             )
 
     # ---- errors
@@ -164,6 +173,15 @@ class Context:
             microbatch=microbatch,
             key=key,
         )
+
+    def daemon_error(self, detail: str) -> RegionError:
+        """The loss of the daemon, by the reason that it gave before it went, if it gave one."""
+        assert self._daemon is not None, "one region has no daemon to lose"
+        try:
+            self._daemon.wait(lambda: True, timeout_s=0.0)
+        except RegionError as error:
+            return error
+        return self.error("daemon", detail)
 
     def post_error(self, error: RegionError) -> None:
         """Tell every region, also of an error from elsewhere: whoever hears first, hears it all."""

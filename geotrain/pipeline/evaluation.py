@@ -32,8 +32,10 @@ class Evaluation:
     def run(self, loader: Iterable[Any] | None, max_batches: int | None) -> EvalReport:
         """One evaluation. Batches follow one another without a round trip in between."""
         segment = self._context.parts.segment
-        was_training = segment.training
-        self._stage.reset(training=False)
+        # One by one: a user may keep a part of the model in evaluation mode while it trains.
+        modes = [(module, module.training) for module in segment.modules()]
+        segment.eval()
+        self._stage.reset()
         announced, num_batches = 0.0, 0
         for opening in self._openings(loader, max_batches):
             self._runtime.run(opening.work, Account())
@@ -47,7 +49,8 @@ class Evaluation:
             num_targets=self._stage.num_targets,
         )
         votes = self._line.exchange(vote)
-        segment.train(was_training)
+        for module, training in modes:
+            module.training = training
         total = math.fsum(vote.num_targets for vote in votes)
         loss_sum = math.fsum(vote.loss_sum for vote in votes)
         return EvalReport(

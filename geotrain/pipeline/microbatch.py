@@ -47,13 +47,16 @@ def batch_size(batch: Any) -> int:
 
 
 def split_batch(batch: Any, sizes: tuple[int, ...]) -> list[Any]:
-    """The batch's tree once per microbatch, each tensor narrowed to its samples (views)."""
+    """The batch's tree once per microbatch, each tensor narrowed to its samples.
+
+    Copies, so that a model which changes its input in place does not touch other microbatches.
+    """
     microbatches = []
     start = 0
     for size in sizes:
 
         def narrow(tensor: torch.Tensor, start: int = start, size: int = size) -> torch.Tensor:
-            return tensor.narrow(0, start, size) if tensor.dim() > 0 else tensor
+            return (tensor.narrow(0, start, size) if tensor.dim() > 0 else tensor).clone()
 
         microbatches.append(map_tensors(batch, narrow))
         start += size

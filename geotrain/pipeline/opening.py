@@ -22,6 +22,7 @@ _ANNOUNCED: dict[str, tuple[str, ...]] = {
     "evaluate": ("evaluate", "evaluate_end"),
 }
 """What the first region may announce to a region that made this call."""
+_ENDS = ("fit_end", "evaluate_end")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,13 +143,23 @@ def check_targets(context: Context, stage: Stage, announced: float) -> None:
 def read_opening(
     context: Context, record: Mapping[str, Any], *, call: str, number: int
 ) -> Opening | None:
-    """Understand what the first region announced.
-
-    Args:
-        call: What this region called: "fit", "step", "evaluate" or "resume".
+    """Understand a batch that the first region announced.
 
     Returns:
         The opening, or None when the first region ended the loop that `call` is in.
+
+    Raises:
+        RegionError: See `check_announced`.
+    """
+    check_announced(context, record, call=call, number=number)
+    return None if record["call"] in _ENDS else _opening(context, record, [])
+
+
+def check_announced(context: Context, record: Mapping[str, Any], *, call: str, number: int) -> None:
+    """Compare what the first region announced with what this one called.
+
+    Args:
+        call: What this region called: "fit", "step", "evaluate" or "resume".
 
     Raises:
         RegionError: The first region does something else, or another model or step.
@@ -162,8 +173,8 @@ def read_opening(
             f"region {place.name} called {call} while region {place.first_name} called "
             f"{str(announced).removesuffix('_end')}; all regions must run the same loop",
         )
-    if announced in ("fit_end", "evaluate_end"):
-        return None
+    if announced in _ENDS:
+        return
     fingerprint = context.parts.info.fingerprint
     if record.get("fingerprint") != fingerprint:
         raise context.error(
@@ -177,7 +188,6 @@ def read_opening(
             f"region {place.first_name} is at {call} {record.get('number')}, region {place.name} "
             f"at {number}; resume all regions from the same checkpoint",
         )
-    return _opening(context, record, [])
 
 
 def _opening(

@@ -97,6 +97,8 @@ def pack_tree(tree: Any, side: Any, *, role: Role, codecs: Codecs) -> Parcel:
     offset = 0
     for index, tensor in enumerate(tensors):
         flat, layout = to_wire(tensor)
+        if layout.dtype not in DTYPES:
+            raise TreeError(f"a boundary carries no {layout.dtype}; cast it in the segment")
         name, _ = codec_name_for(
             role if index < num_main else "side",
             is_floating=tensor.is_floating_point() or tensor.is_complex(),

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from geotrain.errors import ConfigError
@@ -62,7 +61,7 @@ class Segment(nn.Module):
             parent: nn.Module = self
             *containers, last = name.split(".")
             for container in containers:
-                if container not in dict(parent.named_children()):
+                if container not in parent._modules:
                     parent.add_module(container, nn.Module())
                 parent = parent.get_submodule(container)
             parent.add_module(last, layer)
@@ -99,8 +98,14 @@ def build_model(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
     """The model itself, or what the callable builds, with its parameters on the meta device."""
     if isinstance(model, nn.Module):
         return model
-    with _parameters_on_meta():
-        built = model()
+    try:
+        with _parameters_on_meta():
+            built = model()
+    except RuntimeError as exc:
+        raise ConfigError(
+            f"region.segment(): building the model failed: {exc}. It runs with parameters "
+            f"on the meta device; if a constructor computes with them, pass a built model instead"
+        ) from exc
     if not isinstance(built, nn.Module):
         raise ConfigError(
             f"region.segment(): the callable returned a {type(built).__name__}, not an nn.Module"
@@ -111,12 +116,13 @@ def build_model(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
 def _sequence(model: nn.Module, split: Split | None) -> tuple[list[str], list[str], list[str]]:
     """Names of the modules before the layers, of the layers, and of the modules after."""
     if split is None:
-        if not isinstance(model, nn.Sequential):
+        if type(model).forward is not nn.Sequential.forward:
             raise ConfigError(
                 f"region.segment(): a {type(model).__name__} needs split=geotrain.Split(...), that "
                 f"names its modules in forward order, or a callable (model, region) -> nn.Module"
             )
-        return [], [name for name, _ in model.named_children()], []
+        # Not named_children(): it lists a module that stands twice only once.
+        return [], list(model._modules), []
     lists: list[int] = []
     for position, name in enumerate(split.names):
         try:
@@ -132,7 +138,7 @@ def _sequence(model: nn.Module, split: Split | None) -> tuple[list[str], list[st
         raise ConfigError(f"{split!r}: exactly one name must be an nn.ModuleList, {len(lists)} are")
     at = lists[0]
     layers = model.get_submodule(split.names[at])
-    children = [f"{split.names[at]}.{name}" for name, _ in layers.named_children()]
+    children = [f"{split.names[at]}.{name}" for name in layers._modules]
     return split.names[:at], children, split.names[at + 1 :]
 
 
@@ -186,13 +192,34 @@ def _check_coverage(model: nn.Module, owned: Sequence[Sequence[str]]) -> None:
                         f"{first_name} and {name} are one parameter, but lie in two regions; untie "
                         f"them, or choose layer ranges that keep them in one region"
                     )
-    left_out = [name for name, p in model.named_parameters() if id(p) not in homes]
+    left_out = _left_out(model, [name for names in owned for name in names])
     if left_out:
         raise ConfigError(
             f"the split leaves out {', '.join(left_out[:5])}"
-            f"{' and more' if len(left_out) > 5 else ''}; every parameter must belong to a module "
-            f"that the split names"
+            f"{' and more' if len(left_out) > 5 else ''}; name every module of the model in the "
+            f"split, and move what takes no part in the forward out of it"
         )
+
+
+def _left_out(model: nn.Module, named: Sequence[str]) -> list[str]:
+    """Parameters, buffers, modules and hooks of the model that no named module has."""
+
+    def covered(name: str) -> bool:
+        return any(name == one or name.startswith(f"{one}.") for one in named)
+
+    tensors = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
+    missing = [name for name in tensors if not covered(name)]
+    for name, module in model.named_modules():
+        holds_named = name == "" or any(one.startswith(f"{name}.") for one in named)
+        if not covered(name) and not holds_named:
+            missing.append(f"{name} ({type(module).__name__})")
+        if (
+            holds_named
+            and not covered(name)
+            and (module._forward_hooks or module._forward_pre_hooks)
+        ):
+            missing.append(f"a forward hook of {name or 'the whole model'}")
+    return missing
 
 
 def fingerprint(model: nn.Module, order: Sequence[str]) -> str:
@@ -212,17 +239,18 @@ def describe(
     if split is None or isinstance(split, Split):
         before, layers, after = _sequence(model, split)
         order = before + layers + after
-    positions = {name: index for index, (name, _) in enumerate(model.named_parameters())}
-    own = [name for name, _ in segment.named_parameters()]
-    unknown = [name for name in own if name not in positions]
+    # By identity: a shared parameter may have one name in the model and another in the segment.
+    positions = {id(parameter): index for index, parameter in enumerate(model.parameters())}
+    own = {name: positions.get(id(parameter)) for name, parameter in segment.named_parameters()}
+    unknown = [name for name, position in own.items() if position is None]
     if unknown:
         raise ConfigError(
             f"the segment has parameters that the model has not: {', '.join(unknown[:5])}; a "
-            f"callable split must keep the model's names"
+            f"callable split must return parts of the model it was given"
         )
     return SegmentInfo(
         fingerprint=fingerprint(model, order),
-        parameter_index={name: positions[name] for name in own},
+        parameter_index={name: index for name, index in own.items() if index is not None},
         layer_names=tuple(_layer_names(segment)),
     )
 
@@ -236,74 +264,3 @@ def _layer_names(segment: nn.Module) -> Iterator[str]:
             yield from (f"{name}.{inner}" for inner, _ in child.named_children())
         else:
             yield name
-
-
-def materialise(segment: nn.Module, *, device: torch.device, dtype: torch.dtype) -> None:
-    """Give a segment's meta parameters memory, and move the rest to `device` and `dtype`.
-
-    New parameters are NaN until they are initialised or loaded, so that a forgotten one cannot
-    train on noise. Parameters shared inside the segment stay shared.
-    """
-    made: dict[int, nn.Parameter] = {}
-    for module in segment.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            if parameter.is_meta:
-                if id(parameter) not in made:
-                    wanted = dtype if parameter.is_floating_point() else parameter.dtype
-                    real = torch.empty(parameter.shape, dtype=wanted, device=device)
-                    if parameter.is_floating_point():
-                        real.fill_(float("nan"))
-                    made[id(parameter)] = nn.Parameter(real, requires_grad=parameter.requires_grad)
-                setattr(module, name, made[id(parameter)])
-    segment.to(device=device, dtype=dtype)
-
-
-def uninitialised(segment: nn.Module) -> list[str]:
-    """Names of parameters that hold nothing but NaN."""
-    return [
-        name
-        for name, parameter in segment.named_parameters()
-        if parameter.is_floating_point()
-        and parameter.numel() > 0
-        and bool(parameter.detach().isnan().all())
-    ]
-
-
-def module_seed(seed: int, name: str) -> int:
-    """The seed with which the module called `name` is initialised, whatever region holds it."""
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") % 2**63
-
-
-def init_weights(
-    segment: nn.Module,
-    *,
-    seed: int,
-    init: Callable[[nn.Module, str], None] | None = None,
-) -> None:
-    """Initialise each module from a seed of its own name: the same weights under any split.
-
-    Args:
-        init: Called as `init(module, name)` for each module with parameters of its own; by default
-            the module's `reset_parameters()`.
-
-    Raises:
-        ConfigError: naming a module that has parameters but no `reset_parameters`.
-    """
-    state = torch.get_rng_state()
-    try:
-        for name, module in segment.named_modules():
-            if not list(module.named_parameters(recurse=False)):
-                continue
-            torch.manual_seed(module_seed(seed, name))
-            if init is not None:
-                init(module, name)
-            elif hasattr(module, "reset_parameters"):
-                module.reset_parameters()
-            else:
-                raise ConfigError(
-                    f"region.init_weights(): {name} ({type(module).__name__}) has no "
-                    f"reset_parameters(); pass init=fn, called as fn(module, name)"
-                )
-    finally:
-        torch.set_rng_state(state)

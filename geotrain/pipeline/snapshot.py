@@ -12,7 +12,7 @@ from geotrain.control.votes import Vote
 from geotrain.errors import ConfigError
 from geotrain.pipeline.context import Context
 from geotrain.pipeline.line import Line
-from geotrain.pipeline.opening import read_opening
+from geotrain.pipeline.opening import check_announced
 from geotrain.pipeline.position import Position
 from geotrain.state.optimizer import pack_optimizer, unpack_optimizer
 from geotrain.state.packing import pack_object, unpack_object
@@ -38,15 +38,17 @@ class Snapshot:
         self._line = line
         self._segment = context.parts.segment
         self._optimizers = optimizers
-        self._stateful = {
-            **{f"scheduler.{index}": scheduler for index, scheduler in enumerate(schedulers)},
-            **{
-                f"hook.{index}": hook
-                for index, hook in enumerate(hooks)
-                if hasattr(hook, "state_dict") and hasattr(hook, "load_state_dict")
-            },
-        }
+        self._schedulers = schedulers
+        self._hooks = hooks
         self._position = position
+
+    @property
+    def _stateful(self) -> dict[str, Any]:
+        named = {f"scheduler.{index}": each for index, each in enumerate(self._schedulers)}
+        for index, hook in enumerate(self._hooks):
+            if hasattr(hook, "state_dict") and hasattr(hook, "load_state_dict"):
+                named[f"hook.{index}"] = hook
+        return named
 
     @property
     def _names(self) -> dict[nn.Parameter, str]:
@@ -88,22 +90,10 @@ class Snapshot:
         checkpoint = _checkpoint()
         place = self._context.place
         self._context.set_action(f"resuming from {folder}")
-        announced = self._line.begin(
-            {
-                "call": "resume",
-                "number": 0,
-                "samples": 0,
-                "targets": 0.0,
-                "microbatches": 0,
-                "windows": [1] * len(place.region_names),
-                "loss_scale": 1.0,
-                "fingerprint": self._context.parts.info.fingerprint,
-            }
-            if place.is_first
-            else None
-        )
-        if not place.is_first:
-            read_opening(self._context, announced, call="resume", number=0)
+        fingerprint = self._context.parts.info.fingerprint
+        record = {"call": "resume", "number": 0, "fingerprint": fingerprint}
+        announced = self._line.begin(record if place.is_first else None)
+        check_announced(self._context, announced, call="resume", number=0)
         own = checkpoint.complete_steps(folder, place.name)[-_MAX_OFFERED_STEPS:]
         votes = self._line.exchange(Vote(region=place.index, finite=True, numbers=tuple(own)))
         votes.sort(key=lambda vote: vote.region)

@@ -39,10 +39,33 @@ class Weight:
 class _Held:
     """What a microbatch keeps between its forward and its backward."""
 
-    input_grads: list[torch.Tensor | None]
-    roots: list[torch.Tensor | None]
+    input_grads: list[torch.Tensor | None] = field(default_factory=list)
+    roots: list[torch.Tensor | None] = field(default_factory=list)
     """Outputs that need a gradient, None for the others; in the last region the loss alone."""
-    leaves: list[torch.Tensor] = field(default_factory=list)
+    is_awaited: bool = False
+    """Whether the region before waits for gradients of the inputs."""
+
+
+class _Boundary(torch.autograd.Function):
+    """Where a received tensor enters the graph, and its gradient leaves it.
+
+    Not a leaf: a segment may change its input in place, and the gradient is caught as autograd
+    computed it, strides and all. A leaf's `.grad` would be laid out like the leaf, and the region
+    before would then compute with other strides than one process does.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: torch.Tensor, tensor: torch.Tensor, held: _Held, index: int
+    ) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.held, ctx.index = held, index
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[None, None, None, None]:
+        ctx.held.input_grads[ctx.index] = grad
+        return None, None, None, None
 
 
 class Stage:
@@ -71,6 +94,7 @@ class Stage:
         self._seed = seed
         self._draw_key: tuple[str, int, int] | None = None
         self._held: dict[int, _Held] = {}
+        self._anchor = torch.zeros((), device=device, requires_grad=True)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.num_targets = 0.0
         self._hooks = [
@@ -84,12 +108,11 @@ class Stage:
             hook.remove()
         self._held.clear()
 
-    def reset(self, *, training: bool) -> None:
+    def reset(self) -> None:
         """Start a step (or an evaluation): nothing is in flight, the sums are zero."""
         self._held.clear()
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         self.num_targets = 0.0
-        self._segment.train(training)
 
     @property
     def num_held(self) -> int:
@@ -117,7 +140,7 @@ class Stage:
         Returns:
             The output tree, or None in the last region.
         """
-        held = _Held(input_grads=[], roots=[])
+        held = _Held()
         if torch.is_grad_enabled() and not self._first:
             inputs = self._watch(inputs, held)
         with self._drawing(mode, step, microbatch):
@@ -126,33 +149,31 @@ class Stage:
                 self._finish(output, targets, held, weight)
         if not self._last:
             held.roots = [t if t.requires_grad else None for t in flatten(output)[1]]
-        if torch.is_grad_enabled() and (held.leaves or any(r is not None for r in held.roots)):
+        if held.is_awaited or (
+            torch.is_grad_enabled() and any(root is not None for root in held.roots)
+        ):
             self._held[microbatch] = held
         return None if self._last else output
 
     def _watch(self, inputs: Any, held: _Held) -> Any:
-        """Catch the gradient of each input as autograd computed it, strides and all.
-
-        A leaf's `.grad` would be laid out like the leaf; the region before would then compute
-        with other strides than one process does.
-        """
+        """Make inputs that need a gradient part of the graph, and have their gradients caught."""
         spec, tensors = flatten(inputs)
         held.input_grads = [None] * len(tensors)
-        for index, tensor in enumerate(tensors):
-            if tensor.requires_grad:
+        held.is_awaited = any(tensor.requires_grad for tensor in tensors)
+        return unflatten(spec, [self._enter(t, i, held) for i, t in enumerate(tensors)])
 
-                def catch(grad: torch.Tensor, index: int = index) -> None:
-                    held.input_grads[index] = grad
-
-                tensor.register_hook(catch)  # type: ignore[no-untyped-call]  # torch leaves it so
-                held.leaves.append(tensor)
-        return unflatten(spec, tensors)
+    def _enter(self, tensor: torch.Tensor, index: int, held: _Held) -> torch.Tensor:
+        if not tensor.requires_grad:
+            return tensor
+        entered: torch.Tensor = _Boundary.apply(self._anchor, tensor.detach(), held, index)  # type: ignore[no-untyped-call]  # torch leaves it so
+        return entered
 
     def _finish(self, output: Any, targets: Any, held: _Held, weight: Weight) -> None:
         count = self._loss.num_targets(targets)
         loss = self._loss.fn(output, targets)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise ValueError(f"loss_fn must return one number in a tensor, not {type(loss)}")
+            found = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise ValueError(f"loss_fn must return one number in a tensor, not {found}")
         self.num_targets += count
         if self._loss.reduction == "mean":
             if count == 0:
@@ -189,14 +210,10 @@ class Stage:
                 ]
                 if pairs:
                     torch.autograd.backward([r for r, _ in pairs], [g for _, g in pairs])
-        watched = bool(held.leaves)
-        for leaf in held.leaves:
-            leaf.grad = None
-        # The leaf's hook holds `held`, which holds the graph, which holds the leaf: a cycle through
-        # C++ that the collector finds late, if at all.
-        held.leaves.clear()
+        # The graph holds `held`, which holds the graph: a cycle through C++ that the collector
+        # finds late, if at all.
         held.roots.clear()
-        return held.input_grads, watched
+        return held.input_grads, held.is_awaited
 
     @contextmanager
     def _drawing(self, mode: str, step: int, microbatch: int) -> Iterator[None]:

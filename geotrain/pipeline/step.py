@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from geotrain.control.votes import Decision, Vote, decide
-from geotrain.errors import GeotrainError, RegionError
+from geotrain.errors import AttachError, RegionError
 from geotrain.pipeline.clipping import clip, gradient_norms, total_norm
 from geotrain.pipeline.context import Context
 from geotrain.pipeline.evaluation import Evaluation
@@ -107,7 +107,7 @@ class Pipeline:
                 return None
             opened = time.monotonic()
             account = Account()
-            self._stage.reset(training=True)
+            self._stage.reset()
             self._runtime.run(opening.work, account)
             ran = time.monotonic()
             votes = self._line.exchange(self._vote(opening))
@@ -194,7 +194,8 @@ class Pipeline:
 
     def _finish(self, result: StepResult, decision: Decision) -> None:
         self.stop_reason = decision.stop
-        self._stop_request = ""
+        if decision.stop:  # One that came after this step's vote waits for the next.
+            self._stop_request = ""
         if result.committed:
             with self._poisoning():
                 for hook in self._hooks:
@@ -313,8 +314,8 @@ class Pipeline:
             self._error = error
             self._context.post_error(error)
             raise
-        except GeotrainError as exc:
-            self._error = self._context.error("daemon", str(exc))
+        except AttachError as exc:
+            self._error = self._context.daemon_error(str(exc))
             self._context.post_error(self._error)
             raise self._error from exc
         except Exception as exc:  # the user's model, loss, loader or optimizer

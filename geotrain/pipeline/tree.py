@@ -35,9 +35,12 @@ def _flatten(node: Any, path: str, depth: int, tensors: list[torch.Tensor]) -> S
     if depth > MAX_DEPTH:
         raise TreeError(f"{path} is nested more than {MAX_DEPTH} deep")
     if isinstance(node, torch.Tensor):
+        if node.layout is not torch.strided:
+            raise TreeError(f"{path} is a sparse tensor; a boundary carries dense ones")
         tensors.append(node)
         return ["T", len(tensors) - 1]
     if node is None or isinstance(node, bool | int | float | str):
+        _check_scalar(node, path)
         return ["S", node]
     if type(node) in (tuple, list):
         specs = [_flatten(node[i], f"{path}[{i}]", depth + 1, tensors) for i in range(len(node))]
@@ -52,6 +55,16 @@ def _flatten(node: Any, path: str, depth: int, tensors: list[torch.Tensor]) -> S
         f"{path} is a {type(node).__name__}; a boundary carries tensors, None, bool, int, "
         f"float and str in tuples, lists and dicts with str keys"
     )
+
+
+def _check_scalar(value: Any, path: str) -> None:
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise TreeError(f"{path} is the integer {value}; a boundary carries 64 bits")
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as exc:
+            raise TreeError(f"{path} is text that is not valid Unicode") from exc
 
 
 def unflatten(spec: Spec, tensors: Sequence[torch.Tensor | None]) -> Any:

@@ -41,6 +41,8 @@ class RunSpec:
     arena_mib: int = 8
     extra: Mapping[str, Any] = field(default_factory=dict)
     """More keys of `[run]`, such as max_grad_norm."""
+    egress_usd_per_gb: float = 0.0
+    egress_usd_per_day: float | None = None
 
     @property
     def names(self) -> list[str]:
@@ -147,8 +149,11 @@ class Regions:
         lines += ['status = "127.0.0.1:0"', f"arena_mib = {spec.arena_mib}"]
         lines += [f"socket = {json.dumps(str(self.socket(name)))}"]
         lines += ["[site.liveness]", f"silent_s = {spec.silent_s}", f"wait_s = {spec.wait_s}"]
+        if spec.egress_usd_per_day is not None:
+            lines += ["[site.limits]", f"egress_usd_per_day = {spec.egress_usd_per_day}"]
         for peer, url in peers.items():
             lines += [f"[site.peers.{peer}]", *([f'url = "{url}"'] if url else [])]
+            lines += [f"egress_usd_per_gb = {spec.egress_usd_per_gb}"]
         return "\n".join(lines) + "\n"
 
     # ---- processes

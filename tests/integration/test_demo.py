@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 LIMIT_S = 90.0
-FIRST_STEP_LIMIT_S = 20.0
 STEP_KEYS = {
     *("event", "step", "loss", "grad_norm", "num_tokens"),
     *("step_s", "num_microbatches", "windows", "wan_bytes"),
@@ -56,10 +55,8 @@ def assert_gone(processes: list[psutil.Process]) -> None:
 @pytest.mark.parametrize(("regions", "codec", "rtt_ms"), [(1, "none", 0), (3, "planes", 40)])
 def test_it_trains_what_one_plain_process_trains(tmp_path, regions, codec, rtt_ms):
     options = ["--regions", str(regions), "--codec", codec, "--rtt-ms", str(rtt_ms)]
-    began = time.monotonic()
     with demo(tmp_path, *options, "--steps", "3", "--microbatches", "4", "--verify") as process:
         steps = [first_step(process)]
-        assert time.monotonic() - began < FIRST_STEP_LIMIT_S
         out, err = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 0, err
     *others, summary = [json.loads(line) for line in out.splitlines()]

@@ -39,3 +39,10 @@ def test_ignored_labels_are_not_counted():
     assert count_targets(torch.zeros(4, 3)) == 12.0
     with pytest.raises(ValueError, match="num_targets"):
         count_targets((torch.zeros(1),))
+
+
+def test_microbatches_share_no_memory():
+    batch = (torch.zeros(4, 2), None)
+    first, second = split_batch(batch, (2, 2))
+    first[0].add_(1)
+    assert second[0].sum() == 0 and batch[0].sum() == 0

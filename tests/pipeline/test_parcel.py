@@ -11,6 +11,7 @@ from geotrain.pipeline.parcel import (
     unpack_record,
     unpack_tree,
 )
+from geotrain.pipeline.tree import TreeError
 
 CPU = torch.device("cpu")
 PLANES = Codecs(activations="planes", gradients="planes")
@@ -43,6 +44,11 @@ def test_trees_come_back_bit_for_bit_whole_or_in_parts(shapes, dtype, codec, par
     assert torch.equal(side, tensors[0]) and again[1] is None and again[2] == {"scale": 0.1}
     for tensor, back in zip(tensors, again[0], strict=True):
         assert back.dtype == dtype and torch.equal(back, tensor)
+
+
+def test_a_dtype_that_does_not_travel_is_named_at_the_sender():
+    with pytest.raises(TreeError, match="carries no uint16"):
+        pack_tree(torch.zeros(2, dtype=torch.uint16), None, role="activation", codecs=PLANES)
 
 
 def test_records_come_back():

@@ -9,11 +9,9 @@ from geotrain.pipeline.segment import (
     build_model,
     count_layers,
     describe,
-    init_weights,
-    materialise,
     split_model,
-    uninitialised,
 )
+from geotrain.pipeline.weights import init_weights, materialise, uninitialised
 
 
 class Rotary(nn.Module):
@@ -122,6 +120,71 @@ def test_parameters_shared_inside_a_segment_stay_shared():
     assert layers[0].weight.dtype == torch.bfloat16
 
 
+def test_a_module_that_stands_twice_runs_twice():
+    act = nn.ReLU()
+    model = nn.Sequential(nn.Linear(4, 4), act, nn.Linear(4, 4), act, nn.Linear(4, 4))
+    assert count_layers(model, None) == 5
+    parts = [split_model(model, None, ranges=[(0, 2), (2, 5)], index=index) for index in (0, 1)]
+    x = torch.randn(3, 4)
+    assert torch.equal(parts[1](parts[0](x)), model(x))
+
+
+def test_a_block_that_stands_thrice_runs_thrice():
+    class Repeated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            block = nn.Linear(4, 4)
+            self.layers = nn.ModuleList([block, block, block])
+
+    model = Repeated()
+    part = split_model(model, Split("layers"), ranges=[(0, 3)], index=0)
+    x = torch.randn(2, 4)
+    expected = model.layers[0](model.layers[0](model.layers[0](x)))
+    assert torch.equal(part(x), expected)
+    assert describe(model, part, Split("layers")).parameter_index.keys() == {
+        "layers.0.weight",
+        "layers.0.bias",
+    }
+
+
+class Tables(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("rotations", torch.polar(torch.ones(3), torch.arange(3.0)))
+        self.register_buffer("positions", torch.tensor([2999.0], dtype=torch.float64))
+
+    def reset_parameters(self):
+        nn.init.ones_(self.weight)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16])
+def test_buffers_keep_their_dtype_and_every_bit(dtype):
+    segment = split_model(
+        build_model(lambda: nn.Sequential(Tables())), None, ranges=[(0, 1)], index=0
+    )
+    materialise(segment, device=torch.device("cpu"), dtype=dtype)
+    tables = segment.get_submodule("0")
+    assert tables.weight.dtype == (dtype or torch.float32)
+    assert torch.equal(tables.rotations, Tables().rotations)
+    assert tables.positions.dtype == torch.float64 and tables.positions.item() == 2999.0
+
+
+def test_a_shared_parameter_declared_first_elsewhere_is_found():
+    class OutputFirst(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.output = nn.Linear(8, 11, bias=False)
+            self.embed = nn.Embedding(11, 8)
+            self.layers = nn.ModuleList([nn.Linear(8, 8)])
+            self.embed.weight = self.output.weight
+
+    split = Split("embed", "layers", "output")
+    model = build_model(OutputFirst)
+    part = split_model(model, split, ranges=[(0, 1)], index=0)
+    assert describe(model, part, split).parameter_index["embed.weight"] == 0
+
+
 class Tied(Model):
     def __init__(self):
         super().__init__()
@@ -133,6 +196,48 @@ class WithLooseParameter(Model):
     def __init__(self):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(1))
+
+
+class WithLooseModule(Model):
+    def __init__(self):
+        super().__init__()
+        self.act = nn.Tanh()
+
+
+class WithLooseBuffer(Model):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("freqs", torch.ones(2))
+
+
+class OwnForward(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x) * 2
+
+
+def hooked():
+    model = Model()
+    model.register_forward_hook(lambda module, args, output: output * 2)
+    return model
+
+
+class ComputesWithParameters(Model):
+    def __init__(self):
+        super().__init__()
+        self.total = float(self.head.weight.sum())
+
+
+class BufferOfParameter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("doubled", self.weight.detach() * 2)
+
+
+def test_a_buffer_made_of_a_parameter_without_values_is_refused():
+    segment = Segment([("odd", build_model(BufferOfParameter))])
+    with pytest.raises(ConfigError, match=r"buffer doubled of BufferOfParameter"):
+        materialise(segment, device=torch.device("cpu"), dtype=None)
 
 
 class Initless(nn.Module):
@@ -152,6 +257,11 @@ class Initless(nn.Module):
         (Model, Split("embed", "head"), [(0, 5)], "exactly one name"),
         (Model, None, [(0, 5)], "needs split"),
         (Model, Split("embed", "layers"), [(0, 5)], "leaves out norm.weight"),
+        (WithLooseModule, SPLIT, [(0, 5)], r"leaves out act \(Tanh\)"),
+        (WithLooseBuffer, SPLIT, [(0, 5)], "leaves out freqs"),
+        (OwnForward, None, [(0, 0)], "OwnForward needs split"),
+        (hooked, SPLIT, [(0, 5)], "a forward hook of the whole model"),
+        (ComputesWithParameters, SPLIT, [(0, 5)], "pass a built model instead"),
     ],
 )
 def test_splits_that_cannot_work_are_refused_by_name(model, split, ranges, text):

@@ -135,6 +135,20 @@ def test_gradients_of_the_boundary_keep_the_strides_autograd_gave_them():
     assert inputs.grad is None
 
 
+@pytest.mark.parametrize("inplace", [nn.ReLU(inplace=True), nn.Hardtanh(inplace=True)])
+def test_a_segment_may_change_its_input_in_place(inplace):
+    """And the gradient is still that of what came in."""
+    inputs = torch.randn(5, 6).requires_grad_()
+    expected_input = inputs.detach().clone().requires_grad_()
+    stage = make_stage([inplace], ["0"], first=False, last=False)
+    output = stage.forward(inputs, None, weight=Weight(num_targets=1.0), **place())
+    expected = inplace(expected_input * 1.0)
+    gradient = torch.randn(5, 6)
+    expected.backward(gradient)
+    (grad,), _ = stage.backward([gradient], **place())
+    assert torch.equal(output, expected) and torch.equal(grad, expected_input.grad)
+
+
 def test_a_loss_that_is_not_one_number_is_refused():
     stage = make_stage([nn.Linear(6, 6)], ["0"], first=True, last=True, reduction="none")
     with pytest.raises(ValueError, match="one number"):

@@ -48,6 +48,9 @@ def test_any_allowed_tree_comes_back(tree):
         ((torch.zeros(1), {1, 2}), r"output\[1\] is a set"),
         ({"a": [object()]}, r"output\['a'\]\[0\] is a object"),
         ({1: torch.zeros(1)}, "output is a dict"),
+        ([torch.zeros(2, 2).to_sparse()], r"output\[0\] is a sparse tensor"),
+        (2**70, "carries 64 bits"),
+        ("\ud800", "not valid Unicode"),
     ],
 )
 def test_what_cannot_cross_is_named_by_path_and_type(tree, path):

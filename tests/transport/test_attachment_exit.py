@@ -91,7 +91,7 @@ def test_a_forked_child_does_not_hide_the_rank_s_death(
             started = time.monotonic()
             process.send_signal(signal.SIGKILL)
             entry = wait_for_state(b, "a", "failed")
-            assert time.monotonic() - started < 2.0
+            assert time.monotonic() - started < 15.0, "noticed only when the child ended"
             assert entry.error is not None
             expected = "its process ended" if shares_socket else ""
             assert expected in entry.error["detail"]

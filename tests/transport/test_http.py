@@ -4,6 +4,7 @@ import socket
 import aiohttp
 import pytest
 
+from geotrain.transport import http
 from geotrain.transport.carrier import Carrier, DialError
 from geotrain.transport.http import PATH, UPGRADE, LinkServer, dial
 
@@ -157,3 +158,37 @@ async def test_port_in_use_is_an_os_error(server):
     other = LinkServer()
     with pytest.raises(OSError, match="in use"):
         await other.start("127.0.0.1", server.port, lambda region: None)
+
+
+async def test_a_connection_that_asks_for_nothing_is_closed(monkeypatch):
+    monkeypatch.setattr(http, "FIRST_REQUEST_S", 0.2)
+    link_server = LinkServer()
+    ends = [Recorder(echo=True)]
+    await link_server.start("127.0.0.1", 0, lambda region: ends[0])
+    try:
+        async with dial(_url(link_server), region="a", to="b", timeout_s=5.0) as carrier:
+            lane = Recorder()
+            lane.start(carrier)
+            reader, writer = await asyncio.open_connection("127.0.0.1", link_server.port)
+            async with asyncio.timeout(DEADLINE_S):
+                assert await reader.read() == b""
+            writer.close()
+            carrier.write(b"still here")
+            await lane.until(lambda: lane.received == b"still here")
+    finally:
+        await link_server.close()
+
+
+async def test_what_a_stranger_answers_stays_on_one_line_of_the_log():
+    async def answer(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 403 No\r\nContent-Length: 20\r\n\r\nno\n12:00:00 \x1b[2Jfake")
+        writer.close()
+
+    stranger = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with stranger:
+        url = f"http://127.0.0.1:{stranger.sockets[0].getsockname()[1]}"
+        with pytest.raises(DialError) as caught:
+            async with dial(url, region="a", to="b", timeout_s=5.0):
+                pass
+    assert str(caught.value) == "answered 403 no?12:00:00 ?[2Jfake"
