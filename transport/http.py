@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 import aiohttp
-from aiohttp import web
+from aiohttp import http_exceptions, web
 from aiohttp.typedefs import Handler
 
 from geotrain.transport.carrier import Carrier, DialError, Receiver
@@ -34,9 +34,18 @@ MAX_REASON_BYTES = 1_024
 SHUTDOWN_TIMEOUT_S = 2.0
 FIRST_REQUEST_S = 10.0
 """How long a connection may say nothing before it has asked for anything."""
+
+
+class _NoNonsense(logging.Filter):
+    """Whoever reaches the port can send nonsense; a traceback of each would bury our own lines."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, http_exceptions.HttpProcessingError)
+
+
 _VISITORS = logging.getLogger("geotrain.transport.http.visitors")
-_VISITORS.setLevel(logging.CRITICAL)
-"""Whoever can reach the port can send nonsense; a traceback of each would bury our own lines."""
+_VISITORS.addFilter(_NoNonsense())
 _RESPONSE = f"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {UPGRADE}\r\n\r\n"
 
 

@@ -192,3 +192,24 @@ async def test_what_a_stranger_answers_stays_on_one_line_of_the_log():
             async with dial(url, region="a", to="b", timeout_s=5.0):
                 pass
     assert str(caught.value) == "answered 403 no?12:00:00 ?[2Jfake"
+
+
+async def test_nonsense_leaves_no_traceback_but_our_own_faults_do(caplog):
+    def broken(region):
+        raise RuntimeError("a fault of ours")
+
+    link_server = LinkServer()
+    await link_server.start("127.0.0.1", 0, broken)
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", link_server.port)
+        writer.write(b"\x00\x01nonsense\r\n\r\n")
+        async with asyncio.timeout(DEADLINE_S):
+            assert b"400" in await reader.readline()
+        writer.close()
+        assert caplog.records == []
+        with pytest.raises(DialError, match="500"):
+            async with dial(_url(link_server), region="a", to="b", timeout_s=5.0):
+                pass
+        assert "a fault of ours" in caplog.text
+    finally:
+        await link_server.close()
