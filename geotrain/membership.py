@@ -57,6 +57,8 @@ class Membership:
             streams_out=streams_out,
             timeout_s=timeout_s,
         )
+        where = f"{config.site.name} ({index + 1} of {config.run.num_regions})"
+        logger.info("= attached to the daemon of region %s", where)
         return cls(config, attachment)
 
     @property
@@ -85,6 +87,7 @@ class Membership:
         said = since
         self.post_action("waiting for all regions to be ready")
         while not self._all_ready():
+            self._check_refusals()
             now = time.monotonic()
             if now - said >= _PROGRESS_INTERVAL_S:
                 said = now
@@ -102,6 +105,12 @@ class Membership:
         if not self._view:
             self._open_view()
         self.post_action("in user code: ready")
+
+    def _check_refusals(self) -> None:
+        """A peer that refused this region's daemon will refuse it again until somebody acts."""
+        for peer, link in self.attachment.links.items():
+            if link.get("state") == "refused":
+                raise self._error("mismatch", f"the link to region {peer}: {link.get('reason')}")
 
     def _announce(self, identity: dict[str, Any]) -> None:
         """Say that this region is ready for a run of just these incarnations.
@@ -206,13 +215,16 @@ class Membership:
                 return self._error("restarted", f"region {name} was started again meanwhile")
         for name, entry in concerned:
             if entry.state == "left" and name in needs:
-                return RegionError(
-                    region=name,
-                    kind="left",
-                    detail=f"left the run ({entry.note or 'no reason given'}) while region "
-                    f"{self._names[self._index]} went on; all regions must run the same loop",
-                )
+                return self._left(name, entry.note or "no reason given")
         return None
+
+    def _left(self, name: str, note: str) -> RegionError:
+        own = self._names[self._index]
+        remedy = "all regions must run the same loop"
+        if note == "interrupted":
+            remedy = "start all regions again, and resume from the last checkpoint"
+        detail = f"left the run ({note}) while region {own} went on; {remedy}"
+        return RegionError(region=name, kind="left", detail=detail)
 
     def _concerns(self, name: str, entry: Presence) -> bool:
         """Whether an entry is of this run, and not of how an earlier one ended."""

@@ -342,6 +342,8 @@ class Link:
             logger.info("= link to %s: connected (%s)", self.peer, self._lane.carrier.peer_address)
         elif state == "refused":
             logger.error("! link to %s: refused: %s", self.peer, reason)
+        elif self._num_lanes == 0:
+            logger.info("= link to %s: not there yet, trying again: %s", self.peer, reason)
         else:
             logger.warning("x link to %s: %s", self.peer, reason)
         self._on_state()

@@ -1,4 +1,5 @@
 import asyncio
+import logging
 import random
 import zlib
 from contextlib import asynccontextmanager
@@ -353,6 +354,7 @@ async def test_silent_peer_is_given_up_and_dialled_again():
 
 
 async def test_failing_dials_are_reported_once_per_reason(caplog):
+    caplog.set_level(logging.INFO, "geotrain")
     reasons = iter(["refused", "refused", "refused", "timed out"])
 
     @asynccontextmanager
@@ -364,7 +366,8 @@ async def test_failing_dials_are_reported_once_per_reason(caplog):
     async with running(site):
         await site.until(lambda: len(site.states) == 2)
     lines = [record.message for record in caplog.records]
-    assert lines[:2] == ["x link to b: refused", "x link to b: timed out"]
+    waiting = "= link to b: not there yet, trying again:"
+    assert lines[:2] == [f"{waiting} refused", f"{waiting} timed out"]
 
 
 async def test_view_that_cannot_resume_fails_by_name():

@@ -1,0 +1,121 @@
+"""What a rank makes of the board and of its links, without a daemon."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from geotrain.config import load_config
+from geotrain.errors import RegionError
+from geotrain.membership import Membership
+from geotrain.pipeline.segment import SegmentInfo
+from geotrain.transport.messages import Presence
+
+INFO = SegmentInfo(fingerprint="abc", parameter_index={}, layer_names=())
+CONFIG = """
+version = 1
+[run]
+id = "t"
+global_batch = 8
+[[run.regions]]
+name = "virginia"
+layers = "0:1"
+[[run.regions]]
+name = "frankfurt"
+layers = "1:2"
+[site]
+name = "virginia"
+"""
+
+
+@dataclass
+class FakeAttachment:
+    """Answers from what a test put there; nothing ever arrives by itself."""
+
+    entries: dict[str, Presence]
+    links: dict[str, dict[str, str]] = field(default_factory=dict)
+    incarnation: int = 1
+    action: str = ""
+    failed: list[dict] = field(default_factory=list)
+
+    def board(self):
+        return dict(self.entries)
+
+    def ready(self, identity):
+        entry = Presence(region="virginia", incarnation=1, state="ready", identity=identity)
+        self.entries["virginia"] = entry
+
+    def fail(self, error):
+        self.failed.append(error)
+
+    def wait(self, ready, *, timeout_s):
+        assert ready(), "nothing more will come"
+        return True
+
+
+def membership(tmp_path, **changes):
+    path = tmp_path / "site.toml"
+    path.write_text(CONFIG)
+    entries = {
+        "virginia": Presence(region="virginia", incarnation=1, state="attached"),
+        "frankfurt": Presence(region="frankfurt", incarnation=2, state="attached"),
+    }
+    attachment = FakeAttachment(entries, **changes)
+    return Membership(load_config(path), attachment), attachment
+
+
+def test_a_refused_link_ends_the_wait_at_once_with_the_reason(tmp_path):
+    reason = "run.seed is 1 in virginia, 2 in frankfurt"
+    refused = {"frankfurt": {"state": "refused", "reason": reason}}
+    member, attachment = membership(tmp_path, links=refused)
+    with pytest.raises(RegionError, match=r"link to region frankfurt: run\.seed is 1") as caught:
+        member.assemble(INFO)
+    assert caught.value.kind == "mismatch"
+    assert attachment.failed == [caught.value.to_record()]
+
+
+@pytest.mark.parametrize(
+    ("note", "remedy"),
+    [("the process is done", "run the same loop"), ("interrupted", "resume from the last")],
+)
+def test_a_region_that_left_while_it_was_needed_is_named_with_the_remedy(tmp_path, note, remedy):
+    member, attachment = membership(tmp_path)
+    assert member._trouble(["frankfurt"]) is None
+    attachment.entries["frankfurt"] = Presence(
+        region="frankfurt", incarnation=2, revision=1, state="left", note=note
+    )
+    with pytest.raises(RegionError, match=f"frankfurt: left the run .*{remedy}"):
+        member.wait(lambda: False, timeout_s=1.0, needs=["frankfurt"])
+    member.wait(lambda: True, timeout_s=1.0)  # whom nobody waits for may go
+
+
+def test_the_cause_is_told_before_its_consequences(tmp_path):
+    member, attachment = membership(tmp_path)
+    member._trouble(())
+    error = RegionError(region="frankfurt", kind="exception", detail="no such expert")
+    attachment.entries["virginia"] = Presence(
+        region="virginia", incarnation=1, revision=1, state="left", note="after an error"
+    )
+    attachment.entries["frankfurt"] = Presence(
+        region="frankfurt", incarnation=2, revision=1, state="failed", error=error.to_record()
+    )
+    with pytest.raises(RegionError, match="no such expert"):
+        member.wait(lambda: False, timeout_s=1.0, needs=["virginia", "frankfurt"])
+
+
+def test_how_an_earlier_run_ended_does_not_concern_this_one(tmp_path):
+    member, attachment = membership(tmp_path)
+    attachment.entries["frankfurt"] = Presence(
+        region="frankfurt", incarnation=2, state="failed", error={"region": "frankfurt"}
+    )
+    member.wait(lambda: True, timeout_s=1.0, needs=["frankfurt"])
+
+
+def test_a_wait_can_be_explained(tmp_path):
+    down = {"frankfurt": {"state": "down", "reason": "connection refused"}}
+    member, attachment = membership(tmp_path, links=down)
+    assert "link to region frankfurt is down (connection refused)" in member.explain(["frankfurt"])
+    attachment.links = {}
+    attachment.entries["frankfurt"] = Presence(
+        region="frankfurt", incarnation=2, state="ready", note="silent for 12 s"
+    )
+    assert member.explain(["frankfurt"]) == "region frankfurt: silent for 12 s"
