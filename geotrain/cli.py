@@ -23,6 +23,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             from geotrain.lab import demo
 
             return demo.main(arguments[1:])
+        if arguments[:1] == ["lab"]:  # so has this
+            from geotrain.commands import lab
+
+            return lab.main(arguments[1:])
+        if arguments[:1] == ["bench"]:
+            from geotrain.commands import bench
+
+            return bench.main(arguments[1:])
         return _dispatch(_parser().parse_args(arguments))
     except ConfigError as error:
         print(error, file=sys.stderr)
@@ -64,6 +72,8 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--stacks", action="store_true", help="each rank's Python stack as well")
     status.add_argument("--json", action="store_true", help="the daemon's own JSON")
     commands.add_parser("demo", help="Train over emulated regions on this machine.")
+    commands.add_parser("bench", help="Measure on this machine: geotrain bench step --help.")
+    commands.add_parser("lab", help="Emulate long-distance links for programs of your own.")
     add("version", "Print the version.", config=False)
     return parser
 

@@ -18,6 +18,7 @@ PURE = {
     "geotrain.control.costs",
     "geotrain.control.planner",
     "geotrain.control.controller",
+    "geotrain.control.ideal",
     "geotrain.control.votes",
     "geotrain.control.recovery",
     "geotrain.daemon.routing",
@@ -32,6 +33,14 @@ PURE = {
     "geotrain.transport.protocol",
     "geotrain.compression.policy",
     "geotrain.compression.guard",
+    "geotrain.lab.settings",
+    "geotrain.lab.script",
+    "geotrain.lab.segments",
+    "geotrain.lab.chance",
+    "geotrain.lab.flows",
+    "geotrain.lab.packet_line",
+    "geotrain.lab.shaper",
+    "geotrain.lab.history",
 }
 """As planned; those that are not written yet are skipped."""
 IMPURE = {"socket", "asyncio", "time", "threading", "random", "torch", "secrets", "select"}

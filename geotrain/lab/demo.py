@@ -1,10 +1,12 @@
 """`geotrain demo`: several regions on one machine, over links with real delay, train one model.
 
 Everything is the real thing, each region a daemon and a training process of its own; only the
-distance between them is emulated, by the relays that run in this process.
+distance between them is emulated, by a lab: a network namespace for each region where the machine
+allows it, else relays.
 """
 
 import asyncio
+import itertools
 import json
 import os
 import shutil
@@ -20,7 +22,8 @@ from geotrain.errors import GeotrainError
 from geotrain.lab.demo_report import Report, rtt_of_links
 from geotrain.lab.demo_sites import SEED, Options, parse, ports_path, site_toml
 from geotrain.lab.processes import Child, start_child
-from geotrain.lab.wan import Relay
+from geotrain.lab.script import parse_script, read_script
+from geotrain.lab.wan import Route, Wan, open_wan
 
 _PLAIN_SCRIPT = Path(__file__).with_name("plain.py")
 _START_LIMIT_S = 30.0
@@ -28,6 +31,8 @@ _STEP_LIMIT_S = 300.0
 """A step this long means that something is stuck; the slowest link allowed needs a tenth of it."""
 _STOP_LIMIT_S = 5.0
 _POLL_S = 0.02
+_LISTEN_PORT = 7400
+"""Of every daemon in a namespace of its own; on the loopback that all share, any free port."""
 
 
 class DemoFailedError(GeotrainError):
@@ -74,14 +79,16 @@ async def _main(options: Options, started_at: float) -> int:
 
 
 class Demo:
-    """One run: relays in this process, and for each region a daemon and a training process."""
+    """One run: a lab, and for each region a daemon and a training process."""
 
     def __init__(self, options: Options, *, folder: Path, started_at: float) -> None:
         self._options = options
         self._folder = folder
         self._started_at = started_at
         self._report = Report(options=options)
-        self._relays: list[Relay] = []
+        self._wan: Wan | None = None
+        self._routes: list[Route] = []
+        """From each region to the next."""
         self._daemons: list[Child] = []
         self._trainers: list[Child] = []
         self._ports: list[Mapping[str, Any]] = []
@@ -89,11 +96,20 @@ class Demo:
 
     async def run(self) -> int:
         """Raises DemoFailedError; whatever happens, no process is left."""
-        _print(self._report.opening())
         try:
+            return await self._run()
+        finally:
+            if self._wan is not None:
+                await asyncio.to_thread(self._wan.close)
+
+    async def _run(self) -> int:
+        try:
+            await self._open_lab()
+            wan = self._wan
+            _print(self._report.opening(f"{wan.kind}: {wan.reason}" if wan else ""))
             await self._start()
             await self._watch()
-            statuses = [await self._status(ports) for ports in self._ports]
+            statuses = [await self._status(index) for index in range(len(self._ports))]
         finally:
             await self._stop()
         wall_s = time.monotonic() - self._started_at
@@ -109,15 +125,32 @@ class Demo:
         )
         return 1 if options.verify and difference != 0.0 else 0
 
+    async def _open_lab(self) -> None:
+        options = self._options
+        if options.regions == 1:
+            return
+        wan = self._wan = await asyncio.to_thread(
+            open_wan, options.emulator, sites=options.names, link=options.link, seed=SEED
+        )
+        if options.script is not None:  # what is wrong with it is told now, not when it is due
+            parse_script(
+                read_script(options.script), file=str(options.script), directions=wan.directions
+            )
+        wan.remove_at_end(self._folder)  # for the case that we cannot do it ourselves
+        for source, target in itertools.pairwise(options.names):
+            port = _LISTEN_PORT if wan.kind == "netns" else 0
+            self._routes.append(wan.route(source, target, port))
+
     async def _start(self) -> None:
         names = self._options.names
-        dial_ports: list[int | None] = []
-        for _ in names[1:]:
-            relay = Relay(self._options.conditions)
-            self._relays.append(relay)
-            dial_ports.append(await relay.start())
-        for index, (name, port) in enumerate(zip(names, [*dial_ports, None], strict=True)):
-            text = site_toml(self._options, index, folder=self._folder, dial_port=port)
+        for index, name in enumerate(names):
+            text = site_toml(
+                self._options,
+                index,
+                folder=self._folder,
+                listen=self._listen_address(name),
+                dial=self._dial_address(index),
+            )
             self._config(name).write_text(text, encoding="utf-8")
         # Importing torch takes the longest, so the training processes start along with the
         # daemons and wait for their sockets.
@@ -128,8 +161,19 @@ class Demo:
             self._trainers.append(await self._start_trainer(index, name))
         for daemon, name in zip(self._daemons, names, strict=False):
             self._ports.append(await self._ports_of(daemon, name))
-        for relay, ports in zip(self._relays, self._ports[1:], strict=True):
-            relay.aim(*_address(ports["listen"]))
+        if self._wan is not None and self._wan.kind == "relay":
+            for route, ports in zip(self._routes, self._ports[1:], strict=True):
+                self._wan.aim(route, _address(ports["listen"])[1])
+
+    def _listen_address(self, name: str) -> str:
+        if self._wan is None or self._wan.kind == "relay":
+            return "127.0.0.1:0"
+        return f"{self._wan.listen_host(name)}:{_LISTEN_PORT}"
+
+    def _dial_address(self, index: int) -> str | None:
+        if index >= len(self._routes):
+            return None
+        return f"{self._routes[index].host}:{self._routes[index].port}"
 
     def _config(self, name: str) -> Path:
         return self._folder / f"{name}.toml"
@@ -137,7 +181,9 @@ class Demo:
     async def _start_daemon(self, name: str) -> Child:
         module = [sys.executable, "-m", "geotrain"]
         return await self._start_child(
-            [*module, "daemon", "--config", str(self._config(name))], name=f"daemon of {name}"
+            [*module, "daemon", "--config", str(self._config(name))],
+            site=name,
+            name=f"daemon of {name}",
         )
 
     async def _start_trainer(self, index: int, name: str) -> Child:
@@ -149,6 +195,7 @@ class Demo:
         command += ["--save", str(self._saved(name))] if options.verify else []
         return await self._start_child(
             command,
+            site=name,
             name=f"training process of {name}",
             environment={"GEOTRAIN_CONFIG": str(self._config(name))},
             pipe_stdout=index == 0,
@@ -162,11 +209,14 @@ class Demo:
         command: Sequence[str],
         *,
         name: str,
+        site: str | None = None,
         environment: Mapping[str, str] | None = None,
         pipe_stdout: bool = False,
     ) -> Child:
         own = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         own["TMPDIR"] = str(self._folder)  # so that the caches of libraries go with it
+        if site is not None and self._wan is not None:
+            command = self._wan.command(site, command)
         return await start_child(
             command,
             name=name,
@@ -230,19 +280,30 @@ class Demo:
         while text := await trainer.stdout.readline():
             self._progress_at = time.monotonic()
             _print(self._report.step(json.loads(text)))
+            if self._options.script is not None and len(self._report.steps) == 1:
+                self._start_script(self._options.script)
 
-    async def _status(self, ports: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def _start_script(self, path: Path) -> None:
+        assert self._wan is not None, "checked when the options were read"
+        self._wan.start_script(read_script(path), file=str(path))
+
+    async def _status(self, index: int) -> Mapping[str, Any] | None:
         """A daemon's status page, or None when it does not answer: the run itself went well."""
-        host, port = _address(ports["status"])
+        host, port = _address(self._ports[index]["status"])
+        assert self._wan is not None, "a daemon has links, and so a lab"
+        sock = self._wan.socket(self._options.names[index])
+        sock.setblocking(False)
         try:
             async with asyncio.timeout(_STOP_LIMIT_S):
-                reader, writer = await asyncio.open_connection(host, port)
+                await asyncio.get_running_loop().sock_connect(sock, (host, port))
+                reader, writer = await asyncio.open_connection(sock=sock)
                 writer.write(f"GET /status HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
                 answer = await reader.read()
                 writer.close()
             _, _, body = answer.partition(b"\r\n\r\n")
             status: dict[str, Any] = json.loads(body)
         except (OSError, TimeoutError, json.JSONDecodeError):
+            sock.close()
             return None
         return status
 
@@ -270,8 +331,6 @@ class Demo:
         # Training processes first, so that on a signal no daemon reports them as lost.
         for children in (self._trainers, self._daemons):
             await asyncio.gather(*(child.stop(timeout_s=_STOP_LIMIT_S) for child in children))
-        for relay in self._relays:
-            await relay.close()
 
 
 def _address(text: str) -> tuple[str, int]:

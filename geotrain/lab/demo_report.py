@@ -21,7 +21,8 @@ class Report:
     options: Options
     steps: list[Mapping[str, Any]] = field(default_factory=list)
 
-    def opening(self) -> list[str]:
+    def opening(self, emulator: str = "") -> list[str]:
+        """`emulator`: which kind emulates the links, and why not the other."""
         if self.options.json:
             return []
         options = self.options
@@ -31,7 +32,7 @@ class Report:
         return [
             f"{regions}; each a daemon and a training process of its own on this machine",
             f"links between them: round trip {options.rtt_ms:g} ms, {options.mbit:g} Mbit/s, "
-            f"codec {options.codec} (emulated by a relay)",
+            f"codec {options.codec} (emulated by {emulator})",
         ]
 
     def step(self, line: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from geotrain.lab.shaper import Conditions
+from geotrain.lab.settings import LinkSettings
 
 SEED = 20
 BATCH = 32
@@ -26,6 +26,10 @@ class Options:
     mbit: float = 1000.0
     steps: int = 30
     microbatches: int = 8
+    emulator: Literal["auto", "netns", "relay"] = "auto"
+    loss: float = 0.0
+    jitter_ms: float = 0.0
+    script: Path | None = None
     codec: Literal["none", "planes"] = "none"
     verify: bool = False
     json: bool = False
@@ -48,8 +52,14 @@ class Options:
         return max(BATCH, self.microbatches)
 
     @property
-    def conditions(self) -> Conditions:
-        return Conditions(rtt_s=self.rtt_ms / 1e3, rate_bytes_per_s=self.mbit * 1e6 / 8)
+    def link(self) -> LinkSettings:
+        """Every direction of every link."""
+        return LinkSettings.from_round_trip(
+            self.rtt_ms / 1e3,
+            rate_bytes_per_s=self.mbit * 1e6 / 8,
+            jitter_s=self.jitter_ms / 1e3,
+            loss=self.loss,
+        )
 
     @property
     def windows(self) -> list[int]:
@@ -72,6 +82,15 @@ def parse(argv: Sequence[str]) -> Options:
     add("--regions", type=int, default=2, help="how many regions (default 2)")
     add("--rtt-ms", type=float, default=100.0, help="round trip of each link (default 100)")
     add("--mbit", type=float, default=1000.0, help="rate of each link, Mbit/s (default 1000)")
+    add("--loss", type=float, default=0.0, help="probability that a segment is lost (default 0)")
+    add("--jitter-ms", type=float, default=0.0, help="deviation of the delay (default 0)")
+    add("--script", type=Path, metavar="FILE", help="timed changes; they begin with the first step")
+    add(
+        "--emulator",
+        choices=("auto", "netns", "relay"),
+        default="auto",
+        help="network namespaces, relays, or what this machine allows (default)",
+    )
     add("--steps", type=int, default=30, help="optimizer steps (default 30)")
     add("--microbatches", type=int, default=8, help="parts of each batch (default 8)")
     add("--codec", choices=("none", "planes"), default="none", help="how tensors travel")
@@ -82,6 +101,9 @@ def parse(argv: Sequence[str]) -> Options:
         f"--regions must be from 1 to {MAX_REGIONS}": 1 <= options.regions <= MAX_REGIONS,
         "--rtt-ms must be from 0 to 10000": 0 <= options.rtt_ms <= 10_000,
         "--mbit must be from 1 to 100000": 1 <= options.mbit <= 100_000,
+        "--loss must be from 0 to 0.5": 0 <= options.loss <= 0.5,
+        "--jitter-ms must be from 0 to 1000": 0 <= options.jitter_ms <= 1_000,
+        "--script needs links: 2 regions or more": options.script is None or options.regions > 1,
         "--steps must be at least 1": options.steps >= 1,
         "--microbatches must be from 1 to 256": 1 <= options.microbatches <= 256,
     }
@@ -102,8 +124,8 @@ def layer_ranges(num_layers: int, num_regions: int) -> list[tuple[int, int]]:
     return ranges
 
 
-def site_toml(options: Options, index: int, *, folder: Path, dial_port: int | None) -> str:
-    """The config file of region `index`; it dials the next region through the relay's port."""
+def site_toml(options: Options, index: int, *, folder: Path, listen: str, dial: str | None) -> str:
+    """The config file of region `index`; it dials the next region at host:port `dial`."""
     names = options.names
     lines = ["version = 1", "", "[run]", 'id = "demo"', f"seed = {SEED}"]
     lines += [f"steps = {options.steps}", f"global_batch = {options.batch}", ""]
@@ -115,13 +137,13 @@ def site_toml(options: Options, index: int, *, folder: Path, dial_port: int | No
         names, layer_ranges(options.num_layers, options.regions), strict=True
     ):
         lines += ["", "[[run.regions]]", f'name = "{name}"', f'layers = "{first}:{last}"']
-    lines += ["", "[site]", f'name = "{names[index]}"', 'listen = "127.0.0.1:0"']
+    lines += ["", "[site]", f'name = "{names[index]}"', f'listen = "{listen}"']
     lines += ['status = "127.0.0.1:0"', "arena_mib = 64"]
     lines += [f"socket = {json.dumps(str(socket_path(folder, names[index])))}"]
     if index > 0:
         lines += ["", f"[site.peers.{names[index - 1]}]"]
-    if dial_port is not None:
-        lines += ["", f"[site.peers.{names[index + 1]}]", f'url = "http://127.0.0.1:{dial_port}"']
+    if dial is not None:
+        lines += ["", f"[site.peers.{names[index + 1]}]", f'url = "http://{dial}"']
     return "\n".join(lines) + "\n"
 
 

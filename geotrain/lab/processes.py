@@ -33,6 +33,14 @@ def tethered(command: Sequence[str], *, parent_pid: int) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _TETHER, str(parent_pid), *command]
 
 
+def isolated_module(module: str, arguments: Sequence[str]) -> list[str]:
+    """The command that runs a module of this very package, whatever the folder or environment."""
+    root = str(Path(__file__).resolve().parents[2])
+    code = f"import sys, runpy; sys.path.insert(0, {root!r}); "
+    code += f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    return [sys.executable, "-I", "-c", code, *arguments]
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Child:
     """One running child; its output goes to `log`, or its stdout to a pipe."""

@@ -1,271 +1,347 @@
-"""An emulated wide-area link: a TCP relay that delays, limits the rate and can be cut.
+"""A wide-area network on one machine.
 
-The shapers decide when a byte leaves; the relay moves the bytes. Where a shaper is full the relay
-stops reading, so that the sender's TCP feels a full link.
+    with open_wan("auto", sites=("virginia", "frankfurt"),
+                  link=LinkSettings.from_round_trip(0.1, rate_bytes_per_s=125e6)) as wan:
+        server = wan.popen("frankfurt", ["iperf3", "-s"])
+        client = wan.popen("virginia", ["iperf3", "-c", wan.sites["frankfurt"].address])
+        wan.set(rtt_s=0.3, loss=0.001)                          # every link, both directions
+        wan.set(source="virginia", target="frankfurt", rate_bytes_per_s=6e6)     # one direction
+        wan.cut(between=("virginia", "frankfurt")); wan.mend()
+
+Two kinds behind one interface. "netns": every site is a network namespace with an address of its
+own, so programs meet the kernel's TCP, with the congestion control asked for; Linux and root. And
+"relay": every site is this machine's loopback, and programs dial the ports of `route`; everywhere.
+A program that uses `command` or `popen`, `listen_host`, and `route` runs on both.
+
+Calls block for milliseconds, opening for a few tenths of a second. Whatever ends this process
+(SIGKILL too), its labs go with it, and everything that runs in their namespaces.
 """
 
-import asyncio
 import contextlib
-import logging
+import json
+import os
 import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from geotrain.lab.shaper import Conditions, Shaper
+from geotrain.errors import ConfigError
+from geotrain.lab.conversation import OPEN_LIMIT_S, Conversation, socket_name
+from geotrain.lab.netns import enter_command, inside, obstacle
+from geotrain.lab.processes import isolated_module
+from geotrain.lab.settings import (
+    Direction,
+    LinkSettings,
+    Selection,
+    Topology,
+    check_sites,
+    directions_of,
+)
+from geotrain.lab.sites import LabFailedError
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from geotrain.lab.selfcheck import Checked
 
-# Without a bound of its own the kernel would add megabytes of queue in front of the emulated one.
-_RECEIVE_BUFFER_BYTES = 256 << 10
-_AIM_LIMIT_S = 30.0
-_CONNECT_LIMIT_S = 10.0
-_EARLY_S = 0.0005
-"""Timers fire up to a millisecond late, so what is due within half of one leaves at once."""
+Kind = Literal["auto", "netns", "relay"]
 
-
-class _End(asyncio.Protocol):
-    """One socket of a relayed connection; `peer` is the socket that its bytes go to."""
-
-    def __init__(self, relay: "Relay") -> None:
-        self._relay = relay
-        self._loop = asyncio.get_running_loop()
-        self._shaper = Shaper(relay.conditions)
-        self._timer: asyncio.TimerHandle | None = None
-        self._writable = True
-        self._ended = False
-        self.transport: asyncio.Transport | None = None
-        self.peer: _End | None = None
-        self.end_delivered = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        sock = transport.get_extra_info("socket")
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._relay._joined(self)
-
-    def data_received(self, data: bytes) -> None:
-        self._shaper.push(data, now=self._loop.time())
-        self.deliver()
-
-    def eof_received(self) -> bool:
-        self._end()
-        return True
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._end()
-        self._relay._left(self)
-
-    def pause_writing(self) -> None:
-        self._writable = False
-
-    def resume_writing(self) -> None:
-        self._writable = True
-        if self.peer is not None:
-            self.peer.deliver()
-
-    def change(self, conditions: Conditions) -> None:
-        self._shaper.change(conditions)
-        self.deliver()
-
-    def deliver(self) -> None:
-        """Write what is due to the other socket, and come back for the rest in time."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        peer = self.peer
-        if peer is not None and peer._writable and not self._relay.stalled:
-            for segment in self._shaper.pop_due(now=self._loop.time() + _EARLY_S):
-                self._write(peer, segment)
-            due = self._shaper.next_due()
-            if due is not None:
-                self._timer = self._loop.call_at(due, self.deliver)
-        self._pace_reading()
-
-    def drop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self.transport is not None:
-            self.transport.abort()
-
-    def _write(self, peer: "_End", segment: memoryview | None) -> None:
-        assert self.transport is not None and peer.transport is not None
-        if segment is not None:
-            if not peer.transport.is_closing():
-                peer.transport.write(segment)
-            return
-        self.end_delivered = True
-        if self.transport.is_closing() or peer.end_delivered:
-            peer.transport.close()
-            self.transport.close()
-        else:
-            with contextlib.suppress(OSError):  # It was reset; connection_lost is on its way.
-                peer.transport.write_eof()
-
-    def _pace_reading(self) -> None:
-        if self.transport is None or self.transport.is_closing() or self._ended:
-            return
-        if self._shaper.full:
-            self.transport.pause_reading()
-        else:
-            self.transport.resume_reading()
-
-    def _end(self) -> None:
-        self._ended = True
-        self._shaper.push_end(now=self._loop.time())
-        self.deliver()
+BUFFER_BYTES = 64 << 20
+"""What TCP may buffer in a site: enough for 1 Gbit/s over 300 ms. Machines come with less."""
+_RELAY_LIMITS = (
+    "the relay joins TCP connections: congestion control is not emulated, and a lost segment costs "
+    "one round trip and nothing more"
+)
 
 
-class Relay:
-    """Relays every connection to its port to the target, under the conditions set."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """One place of the lab."""
 
-    def __init__(self, conditions: Conditions) -> None:
-        self.conditions = conditions
-        self.stalled = False
-        self._cut = False
-        self._server: asyncio.Server | None = None
-        self._target: asyncio.Future[tuple[str, int]] | None = None
-        self._ends: set[_End] = set()
-        self._dials: set[asyncio.Task[None]] = set()
+    name: str
+    address: str
+    """Of the site; with relays all share the loopback, and `route` says what to dial."""
+    namespace: str | None
+    """A path that setns() and `nsenter --net=PATH` take; None with relays."""
 
-    async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
-        """Listen; connections wait until `aim` names the target. Returns the port."""
-        loop = asyncio.get_running_loop()
-        self._target = loop.create_future()
-        sock = socket.create_server((host, port))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
-        self._server = await loop.create_server(lambda: _Accepted(self), sock=sock)
-        bound_port: int = sock.getsockname()[1]
-        return bound_port
 
-    def aim(self, host: str, port: int) -> None:
-        """Name the listening end; once."""
-        assert self._target is not None, "start() first"
-        self._target.set_result((host, port))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Where programs of one site dial to reach a port of another."""
 
-    def change(self, conditions: Conditions) -> None:
-        """New conditions, also for the connections that are open."""
-        self.conditions = conditions
-        for end in self._ends:
-            end.change(conditions)
+    host: str
+    port: int
+    number: int
 
-    def cut(self) -> None:
-        """Reset every connection and refuse new ones until `mend`."""
-        self._cut = True
-        for end in tuple(self._ends):
-            end.drop()
 
-    def stall(self) -> None:
-        """Deliver nothing more, as when a middlebox forgets a connection: nobody is told."""
-        self.stalled = True
+class Wan:
+    """One lab, from `open_wan` or `find_wan`. May be used from any thread."""
 
-    def mend(self) -> None:
-        self._cut = self.stalled = False
-        for end in tuple(self._ends):
-            end.deliver()
+    def __init__(self, conversation: Conversation, status: Mapping[str, Any]) -> None:
+        self._conversation = conversation
+        self.kind: Literal["netns", "relay"] = status["kind"]
+        self.name: str = status["name"]
+        self.topology: Topology = status["topology"]
+        self.reason: str = status["reason"]
+        """Why this kind and not the other, in one line."""
+        self.congestion: str | None = status["congestion"]
+        """The congestion control of every site; None with relays: it is the machine's."""
+        self.keeper_pid: int = status["pid"]
+        self.sites: Mapping[str, Site] = {
+            name: Site(name=name, **place) for name, place in status["sites"].items()
+        }
 
-    async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for dial in self._dials:
-            dial.cancel()
-        for end in tuple(self._ends):
-            end.drop()
-        await asyncio.gather(*self._dials, return_exceptions=True)
-        if self._target is not None:
-            self._target.cancel()
-        await asyncio.sleep(0)  # The loop closes an aborted socket in its next turn.
+    @property
+    def directions(self) -> list[Direction]:
+        """(source, target) of every direction of every link."""
+        return directions_of(list(self.sites), self.topology)
 
-    def _joined(self, end: _End) -> None:
-        self._ends.add(end)
+    def set(
+        self,
+        *,
+        between: tuple[str, str] | None = None,
+        source: str | None = None,
+        target: str | None = None,
+        why: str = "",
+        **settings: Any,
+    ) -> None:
+        """Change fields of LinkSettings (or `rtt_s`); in force when this returns.
 
-    def _left(self, end: _End) -> None:
-        self._ends.discard(end)
+        Args:
+            between: Both directions of the links between these two sites.
+            source, target: The direction from here to there. Without any of the three: all.
+            why: Kept with the change, for whoever shows it.
+        """
+        selection = selection_of(between=between, source=source, target=target)
+        request = {"op": "set", "selection": asdict(selection), "settings": settings, "why": why}
+        self._conversation.ask(request)
 
-    def _dial_for(self, accepted: _End) -> None:
-        if self._cut:
-            accepted.drop()
-            return
-        dial = asyncio.get_running_loop().create_task(self._dial(accepted))
-        self._dials.add(dial)
-        dial.add_done_callback(self._dials.discard)
+    def cut(
+        self,
+        *,
+        between: tuple[str, str] | None = None,
+        source: str | None = None,
+        target: str | None = None,
+    ) -> None:
+        """Let nothing arrive any more, in one direction or both; no one is told."""
+        self.set(between=between, source=source, target=target, cut=True, why="cut")
 
-    async def _dial(self, accepted: _End) -> None:
-        assert self._target is not None
+    def mend(
+        self,
+        *,
+        between: tuple[str, str] | None = None,
+        source: str | None = None,
+        target: str | None = None,
+    ) -> None:
+        self.set(between=between, source=source, target=target, cut=False, why="mended")
+
+    def start_script(self, text: str, *, file: str = "script") -> float:
+        """Begin to apply timed changes (see lab/script.py); returns when the last one is due, s.
+
+        It replaces a script that is running. ConfigError says what is wrong with it.
+        """
+        reply = self._conversation.ask({"op": "script", "text": text, "file": file})
+        last_at_s: float = reply["last_at_s"]
+        return last_at_s
+
+    def command(self, site: str, command: Sequence[str]) -> list[str]:
+        """The command that runs this command in the site; as it is where there are relays."""
+        namespace = self._site(site).namespace
+        return list(command) if namespace is None else enter_command(namespace, command)
+
+    def popen(self, site: str, command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
+        """Start a program in the site; it is ended with the lab. Options as of subprocess.Popen."""
+        return subprocess.Popen(self.command(site, command), **options)
+
+    def socket(self, site: str) -> socket.socket:
+        """A new TCP socket that belongs to the site, for this process to use as its own."""
+        namespace = self._site(site).namespace
+        with contextlib.ExitStack() as stack:
+            if namespace is not None:
+                descriptor = os.open(namespace, os.O_RDONLY)
+                stack.callback(os.close, descriptor)
+                stack.enter_context(inside(descriptor))
+            return socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+
+    def listen_host(self, site: str) -> str:
+        """What a program in this site listens on."""
+        return self._site(site).address
+
+    def route(self, source: str, target: str, port: int) -> Route:
+        """Where programs of `source` dial to reach `port` of `target`.
+
+        With relays the port may be 0: then `aim` says it once it is known.
+        """
+        reply = self._conversation.ask(
+            {"op": "route", "source": source, "target": target, "port": port}
+        )
+        return Route(**reply)
+
+    def aim(self, route: Route, port: int) -> None:
+        """The port of a route that was opened with 0; nothing to do between namespaces."""
+        self._conversation.ask({"op": "aim", "number": route.number, "port": port})
+
+    def close_route(self, route: Route) -> None:
+        """Stop listening for it, and reset what is connected through it."""
+        self._conversation.ask({"op": "close_route", "number": route.number})
+
+    def status(self) -> dict[str, Any]:
+        """Settings, counters and CPU seconds of every direction, and the last changes."""
+        return self._conversation.ask({"op": "status"})
+
+    def self_check(self) -> "list[Checked]":
+        """Measure round trip and rate of every direction; some seconds each. See selfcheck.py."""
+        from geotrain.lab.selfcheck import self_check
+
+        return self_check(self)
+
+    def detach(self) -> None:
+        """Let a lab with a name live on after this process."""
+        if not self.name:
+            raise ConfigError("only a lab with a name can be found again, so only it can detach")
+        self._conversation.ask({"op": "detach"})
+
+    def remove_at_end(self, folder: Path) -> None:
+        """Let this folder go with the lab, whatever ends it."""
+        self._conversation.ask({"op": "remove", "folder": str(folder.absolute())})
+
+    def release(self) -> None:
+        """Stop talking to a lab that was found, or has been detached, and leave it as it is."""
+        self._conversation.hang_up()
+
+    def close(self) -> None:
+        """End the lab and everything that runs in its namespaces; returns when it is gone."""
+        self._conversation.close(self.keeper_pid)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _site(self, name: str) -> Site:
+        if name not in self.sites:
+            raise ConfigError(f"there is no site {name}; there are {', '.join(self.sites)}")
+        return self.sites[name]
+
+
+def open_wan(
+    kind: Kind = "auto",
+    *,
+    sites: Sequence[str],
+    topology: Topology = "line",
+    link: LinkSettings | None = None,
+    links: Mapping[Direction, LinkSettings] | None = None,
+    congestion: str | None = None,
+    tcp_buffer_bytes: int | None = BUFFER_BYTES,
+    name: str = "",
+    seed: int = 0,
+) -> Wan:
+    """Make a lab.
+
+    Args:
+        kind: "auto" takes namespaces where they can be had, else relays; `Wan.reason` says why.
+        topology: "line" joins neighbours (others are reached through them), "mesh" all pairs.
+        link: Every direction; `links` says otherwise for single directions.
+        congestion: "cubic", "bbr", ...; None takes the machine's. Relays cannot choose.
+        tcp_buffer_bytes: The most that TCP may buffer a connection; None leaves the kernel's own.
+        name: By which `find_wan` reaches it from other processes.
+        seed: Of losses and jitter.
+
+    Raises:
+        ConfigError: What was asked for cannot be.
+        LabFailedError: The machine does not let it be made.
+    """
+    spec = {
+        "sites": list(sites),
+        "topology": topology,
+        "links": _links(sites, topology, link or LinkSettings(), links or {}),
+        "congestion": congestion,
+        "tcp_buffer_bytes": tcp_buffer_bytes,
+        "name": name,
+        "seed": seed,
+    }
+    why_not = obstacle() if kind != "relay" else None
+    if kind == "netns" and why_not is not None:
+        raise LabFailedError(f"no network namespaces here: {why_not}; --emulator relay needs none")
+    if kind != "relay" and why_not is None:
         try:
-            target = await asyncio.wait_for(asyncio.shield(self._target), _AIM_LIMIT_S)
-            dialled = await asyncio.wait_for(self._connect(target), _CONNECT_LIMIT_S)
-        except (OSError, TimeoutError) as exc:
-            logger.warning("x relay cannot reach its target: %s", exc or "timed out")
-            accepted.drop()
-            return
-        if self._cut or accepted not in self._ends:
-            dialled.drop()
-            accepted.drop()
-            return
-        accepted.peer, dialled.peer = dialled, accepted
-        accepted.deliver()
-        dialled.deliver()
-
-    async def _connect(self, target: tuple[str, int]) -> _End:
-        loop = asyncio.get_running_loop()
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
-            sock.setblocking(False)
-            await loop.sock_connect(sock, target)
-            _, dialled = await loop.create_connection(lambda: _End(self), sock=sock)
-        except BaseException:
-            sock.close()
-            raise
-        return dialled
+            return _open(spec | {"kind": "netns", "reason": "network namespaces can be had"})
+        except LabFailedError as error:
+            if kind == "netns":
+                raise
+            why_not = str(error)
+    asked = f"not namespaces, since {why_not}" if why_not else "relays were asked for"
+    return _open(spec | {"kind": "relay", "reason": f"{asked}; {_RELAY_LIMITS}"})
 
 
-class _Accepted(_End):
-    """The socket that the dialling side opened."""
+def _links(
+    sites: Sequence[str],
+    topology: Topology,
+    link: LinkSettings,
+    own: Mapping[Direction, LinkSettings],
+) -> list[list[Any]]:
+    check_sites(sites)
+    ways = directions_of(sites, topology)
+    for source, target in own:
+        Selection(source=source, target=target).pick(ways)
+    return [[*way, own.get(way, link).as_dict()] for way in ways]
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._relay._dial_for(self)
 
-
-async def measure_rtt_s(conditions: Conditions, *, count: int = 5, timeout_s: float) -> list[float]:
-    """What the emulation really does on this machine: round trips of a byte to an echo and back."""
-    loop = asyncio.get_running_loop()
-    relay = Relay(conditions)
-    echoes: list[_Echo] = []
-    echo = await loop.create_server(lambda: _Echo(echoes), "127.0.0.1", 0)
+def find_wan(name: str) -> Wan:
+    """A lab of this user that another process made. ConfigError where there is none."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        async with asyncio.timeout(timeout_s):
-            port = await relay.start()
-            relay.aim("127.0.0.1", echo.sockets[0].getsockname()[1])
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            rtts = []
-            for index in range(count + 1):
-                started = loop.time()
-                writer.write(b"p")
-                await reader.readexactly(1)
-                if index:  # The first one also waits for the relay to dial.
-                    rtts.append(loop.time() - started)
-            writer.close()
-            await writer.wait_closed()
+        sock.connect(socket_name(name))
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"no lab called {name} is running") from error
+    conversation = Conversation(sock, keeper=None)
+    return Wan(conversation, conversation.ask({"op": "status"}))
+
+
+def names_of_labs() -> list[str]:
+    """The labs of this user that can be found."""
+    prefix = "@" + socket_name("")[1:]
+    with contextlib.suppress(FileNotFoundError):
+        found = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()]
+        return sorted({text.removeprefix(prefix) for text in found if text.startswith(prefix)})
+    return []
+
+
+def selection_of(
+    *, between: tuple[str, str] | None, source: str | None, target: str | None
+) -> Selection:
+    if between is None:
+        return Selection(source=source, target=target)
+    if source is not None or target is not None:
+        raise ConfigError("give between, or source and target, not both")
+    return Selection(source=between[0], target=between[1], both=True)
+
+
+def _open(spec: Mapping[str, Any]) -> Wan:
+    near, far = socket.socketpair()
+    # Elsewhere than on Linux only the closing of the socket tells that we have ended.
+    own = os.pidfd_open(os.getpid()) if sys.platform == "linux" else os.dup(far.fileno())
+    try:
+        keeper = subprocess.Popen(
+            isolated_module("geotrain.lab.keeper", [str(far.fileno()), str(own)]),
+            pass_fds=(far.fileno(), own),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            # Not the caller's: what is typed at its terminal is for the caller to answer.
+            start_new_session=True,
+            cwd="/",
+        )
     finally:
-        echo.close()
-        for end in echoes:
-            end.transport.abort()
-        await relay.close()
-    return rtts
-
-
-class _Echo(asyncio.Protocol):
-    transport: asyncio.Transport
-
-    def __init__(self, echoes: "list[_Echo]") -> None:
-        self._echoes = echoes
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        self._echoes.append(self)
-
-    def data_received(self, data: bytes) -> None:
-        self.transport.write(data)
+        far.close()
+        os.close(own)
+    conversation = Conversation(near, keeper)
+    try:
+        near.sendall(json.dumps(spec).encode() + b"\n")
+        return Wan(conversation, conversation.answer(timeout_s=OPEN_LIMIT_S))
+    except BaseException:
+        conversation.abandon()
+        raise

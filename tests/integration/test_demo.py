@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from geotrain.lab.netns import obstacle
+
 LIMIT_S = 90.0
 STEP_KEYS = {
     *("event", "step", "loss", "grad_norm", "num_tokens"),
@@ -52,9 +54,17 @@ def assert_gone(processes: list[psutil.Process]) -> None:
             assert time.monotonic() < deadline, f"left behind: {process}"
 
 
+NETNS = pytest.param(
+    "netns", marks=pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
+)
+EMULATORS = pytest.mark.parametrize("emulator", [NETNS, "relay"])
+
+
+@EMULATORS
 @pytest.mark.parametrize(("regions", "codec", "rtt_ms"), [(1, "none", 0), (3, "planes", 40)])
-def test_it_trains_what_one_plain_process_trains(tmp_path, regions, codec, rtt_ms):
+def test_it_trains_what_one_plain_process_trains(tmp_path, regions, codec, rtt_ms, emulator):
     options = ["--regions", str(regions), "--codec", codec, "--rtt-ms", str(rtt_ms)]
+    options += ["--emulator", emulator]
     with demo(tmp_path, *options, "--steps", "3", "--microbatches", "4", "--verify") as process:
         steps = [first_step(process)]
         out, err = process.communicate(timeout=LIMIT_S)
@@ -82,18 +92,21 @@ def test_it_trains_what_one_plain_process_trains(tmp_path, regions, codec, rtt_m
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)],
     ids=["SIGINT", "SIGTERM", "SIGKILL"],
 )
-def test_whatever_ends_it_no_process_is_left(tmp_path, number, status):
-    with demo(tmp_path, "--rtt-ms", "5", "--steps", "1000") as process:
+@EMULATORS
+def test_whatever_ends_it_nothing_is_left(tmp_path, number, status, emulator):
+    options = ["--rtt-ms", "5", "--steps", "1000", "--emulator", emulator]
+    with demo(tmp_path, *options) as process:
         first_step(process)
         children = psutil.Process(process.pid).children(recursive=True)
-        assert len(children) == 4
+        # Two daemons, two training processes, the lab's keeper, and a forwarder each way.
+        assert len(children) == (7 if emulator == "netns" else 5)
         process.send_signal(number)
         _, err = process.communicate(timeout=LIMIT_S)
         assert process.returncode == status
     assert_gone(children)
+    assert list(tmp_path.iterdir()) == []
     if number != signal.SIGKILL:
         assert err == f"geotrain demo: stopped by {number.name}\n"
-        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("role", ["daemon", "training process"])
@@ -101,7 +114,7 @@ def test_a_childs_death_ends_it_with_one_named_error(tmp_path, role):
     with demo(tmp_path, "--rtt-ms", "5", "--steps", "1000") as process:
         first_step(process)
         children = psutil.Process(process.pid).children(recursive=True)
-        (victim,) = [child for child in children if role_of(child) == f"{role} of frankfurt"]
+        (victim,) = [child for child in children if f"{role} of frankfurt" == role_of(child)]
         victim.kill()
         _, err = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 1
@@ -114,6 +127,8 @@ def role_of(process: psutil.Process) -> str:
     command = process.cmdline()
     if "daemon" in command:
         return f"daemon of {Path(command[-1]).stem}"
+    if "geotrain.lab.train" not in command:
+        return "part of the lab"
     return f"training process of {Path(process.environ()['GEOTRAIN_CONFIG']).stem}"
 
 
@@ -127,3 +142,25 @@ def test_a_reader_that_goes_away_ends_it(tmp_path):
         assert process.returncode == 1
     assert_gone(children)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_script_changes_the_links_while_it_trains(tmp_path):
+    script = tmp_path / "weather.toml"
+    script.write_text("[[change]]\nat_s = 0\nrtt_ms = 400\nwhy = 'a detour'\n")
+    folder = tmp_path / "own"
+    folder.mkdir()
+    with demo(folder, "--rtt-ms", "0", "--steps", "4", "--script", str(script)) as process:
+        out, err = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 0, err
+    *steps, _ = [json.loads(line) for line in out.splitlines()]
+    assert steps[-1]["step_s"] >= 0.4
+
+
+def test_a_wrong_script_is_told_before_anything_starts(tmp_path):
+    script = tmp_path / "weather.toml"
+    script.write_text("[[change]]\nat_s = 0\nspeed = 400\n")
+    with demo(tmp_path, "--script", str(script)) as process:
+        out, err = process.communicate(timeout=LIMIT_S)
+        assert (process.returncode, out) == (2, "")
+    assert "change 1: unknown key speed" in err
+    assert list(tmp_path.iterdir()) == [script]

@@ -1,142 +1,152 @@
-"""The relay over real sockets: does it do what it was told?"""
+"""The lab's one interface over relays, which every machine can have, and how the kind is chosen."""
 
-import asyncio
-import contextlib
-import statistics
-from collections.abc import AsyncIterator
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 
 import pytest
 
-from geotrain.lab.shaper import Conditions
-from geotrain.lab.wan import Relay, measure_rtt_s
+from geotrain.errors import ConfigError
+from geotrain.lab import wan as wan_module
+from geotrain.lab.selfcheck import self_check
+from geotrain.lab.settings import LinkSettings
+from geotrain.lab.sites import LabFailedError
+from geotrain.lab.wan import Wan, find_wan, names_of_labs, open_wan
 
 LIMIT_S = 20.0
 
 
-@contextlib.asynccontextmanager
-async def relayed(
-    conditions: Conditions,
-) -> AsyncIterator[tuple[Relay, asyncio.StreamReader, asyncio.StreamWriter, asyncio.Queue]]:
-    """A relay, a client connected through it, and a queue of what the far end accepted."""
-    accepted: asyncio.Queue = asyncio.Queue()
-    writers = []
-
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers.append(writer)
-        accepted.put_nowait((reader, writer))
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    relay = Relay(conditions)
-    port = await relay.start()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        relay.aim("127.0.0.1", server.sockets[0].getsockname()[1])
-        async with asyncio.timeout(LIMIT_S):
-            yield relay, reader, writer, accepted
-    finally:
-        server.close()
-        for end in (writer, *writers):
-            end.transport.abort()
-        await relay.close()
+@pytest.fixture
+def lab() -> Iterator[Wan]:
+    with open_wan("relay", sites=("a", "b", "c")) as wan:
+        yield wan
 
 
-@pytest.mark.parametrize("rtt_s", [0.0, 0.03, 0.1])
-async def test_round_trip_is_within_5_ms(rtt_s):
-    rtts = await measure_rtt_s(Conditions(rtt_s=rtt_s, rate_bytes_per_s=125e6), timeout_s=LIMIT_S)
-    assert rtt_s <= statistics.median(rtts) <= rtt_s + 0.005
+@pytest.fixture
+def server() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(LIMIT_S)
+        yield listening
 
 
-@pytest.mark.parametrize("mbit", [50, 400])
-async def test_rate_is_within_5_percent(mbit):
-    rate = mbit * 1e6 / 8
-    total = int(rate * 0.6)
-    async with relayed(Conditions(rtt_s=0.02, rate_bytes_per_s=rate)) as (_, _, writer, accepted):
-        reader, _ = await accepted.get()
-        sending = asyncio.create_task(send(writer, total))
-        loop = asyncio.get_running_loop()
-        first = len(await reader.read(1 << 20))
-        started, received = loop.time(), first
-        while received < total:
-            received += len(await reader.read(1 << 20))
-        measured = (received - first) / (loop.time() - started)
-        await sending
-        assert measured == pytest.approx(rate, rel=0.05)
+def connected(wan: Wan, server: socket.socket, target: str) -> tuple[socket.socket, socket.socket]:
+    route = wan.route("a", target, 0)
+    near = socket.create_connection((route.host, route.port), timeout=LIMIT_S)
+    wan.aim(route, server.getsockname()[1])
+    far, _ = server.accept()
+    far.settimeout(LIMIT_S)
+    return near, far
 
 
-async def send(writer: asyncio.StreamWriter, total: int) -> None:
-    for start in range(0, total, 65_536):
-        writer.write(bytes(min(65_536, total - start)))
-        await writer.drain()
+def echo_s(near: socket.socket, far: socket.socket) -> float:
+    started = time.monotonic()
+    near.sendall(b"x")
+    far.sendall(far.recv(1))
+    assert near.recv(1) == b"x"
+    return time.monotonic() - started
 
 
-async def test_bytes_arrive_unchanged_and_both_ends_may_half_close():
-    async with relayed(Conditions(rtt_s=0.01, rate_bytes_per_s=50e6)) as (
-        _,
-        near,
-        writer,
-        accepted,
-    ):
-        far_reader, far_writer = await accepted.get()
-        sent = bytes(range(256)) * 2_000
-        writer.write(sent)
-        writer.write_eof()
-        assert await far_reader.read() == sent
-        far_writer.write(sent[::-1])
-        far_writer.close()
-        assert await near.read() == sent[::-1]
-
-
-async def test_conditions_change_for_an_open_connection():
-    async with relayed(Conditions(rtt_s=0.0)) as (relay, near, writer, accepted):
-        far_reader, far_writer = await accepted.get()
-        relay.change(Conditions(rtt_s=0.2))
-        started = asyncio.get_running_loop().time()
-        writer.write(b"x")
-        far_writer.write(await far_reader.readexactly(1))
-        await near.readexactly(1)
-        assert asyncio.get_running_loop().time() - started >= 0.199
-        far_writer.close()
-
-
-async def test_a_cut_resets_connections_and_refuses_new_ones_until_mended():
-    async with relayed(Conditions()) as (relay, near, writer, accepted):
-        far_reader, far_writer = await accepted.get()
-        port = writer.get_extra_info("peername")[1]
-        relay.cut()
-        with contextlib.suppress(ConnectionError):
-            assert await near.read() == b""
-        with contextlib.suppress(ConnectionError):
-            assert await far_reader.read() == b""
-        far_writer.close()
-        again, refused = await asyncio.open_connection("127.0.0.1", port)
-        with contextlib.suppress(ConnectionError):
-            assert await again.read() == b""
-        refused.close()
-        relay.mend()
-        reader, mended = await asyncio.open_connection("127.0.0.1", port)
-        _, far_writer = await accepted.get()
-        far_writer.write(b"back")
-        assert await reader.readexactly(4) == b"back"
-        far_writer.close()
-        mended.close()
-
-
-async def test_a_stall_delivers_nothing_and_tells_nobody():
-    async with relayed(Conditions()) as (relay, _, writer, accepted):
-        far_reader, far_writer = await accepted.get()
-        relay.stall()
-        writer.write(b"held")
+def test_links_change_while_connections_are_open_each_way_by_itself(lab, server):
+    near, far = connected(lab, server, "b")
+    with near, far:
+        assert echo_s(near, far) < 0.05
+        lab.set(source="a", target="b", delay_s=0.1)
+        assert 0.1 <= echo_s(near, far) < 0.19
+        lab.set(between=("a", "b"), rtt_s=0.3)
+        assert echo_s(near, far) >= 0.3
+        lab.set(rtt_s=0.0)
+        lab.cut(source="a", target="b")
+        near.sendall(b"held")
+        far.settimeout(0.2)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(far_reader.read(4), 0.1)
-        relay.mend()
-        assert await far_reader.readexactly(4) == b"held"
-        far_writer.close()
+            far.recv(4)
+        lab.mend()
+        far.settimeout(LIMIT_S)
+        assert far.recv(4) == b"held"
 
 
-async def test_a_full_link_pauses_the_sender():
-    async with relayed(Conditions(rate_bytes_per_s=1e6)) as (_, _, writer, accepted):
-        await accepted.get()
-        sending = asyncio.create_task(send(writer, 64 << 20))
-        done, _ = await asyncio.wait([sending], timeout=0.5)
-        assert not done
-        sending.cancel()
+def test_a_route_over_two_links_has_the_delay_of_both(lab, server):
+    lab.set(rtt_s=0.1)
+    near, far = connected(lab, server, "c")
+    with near, far:
+        assert echo_s(near, far) >= 0.2
+
+
+def test_rate_and_round_trip_are_as_asked():
+    link = LinkSettings(delay_s=0.01, rate_bytes_per_s=100e6 / 8)
+    with open_wan("relay", sites=("a", "b"), link=link) as wan:
+        for checked in self_check(wan):
+            assert checked.holds, checked
+
+
+def test_a_script_changes_links_in_time_and_is_told_in_the_status(lab):
+    text = "[[change]]\nat_s = 0.1\nfrom = 'a'\nto = 'b'\nrtt_ms = 80\nwhy = 'rain'\n"
+    assert lab.start_script(text) == 0.1
+    deadline = time.monotonic() + LIMIT_S
+    while not (events := lab.status()["events"]):
+        assert time.monotonic() < deadline
+    assert (events[0]["why"], events[0]["links"]) == ("rain", "a to b")
+    assert lab.status()["links"][0]["settings"]["delay_s"] == 0.04
+    with pytest.raises(ConfigError, match=r"weather\.toml: change 1: unknown key"):
+        lab.start_script("[[change]]\nspeed = 1", file="weather.toml")
+
+
+def test_what_cannot_be_is_refused_and_changes_nothing(lab):
+    before = lab.status()["links"]
+    for wrong in ({"loss": 2.0}, {"speed": 1.0}, {"between": ("a", "c"), "loss": 0.1}):
+        with pytest.raises(ConfigError):
+            lab.set(**wrong)
+    with pytest.raises(ConfigError, match="not both"):
+        lab.set(between=("a", "b"), source="a", loss=0.1)
+    with pytest.raises(ConfigError, match="no site nowhere"):
+        lab.command("nowhere", ["true"])
+    assert lab.status()["links"] == before
+
+
+def test_programs_run_as_they_are_where_there_are_no_namespaces(lab):
+    assert lab.command("a", ["true"]) == ["true"]
+    assert lab.listen_host("a") == "127.0.0.1"
+    assert lab.congestion is None
+
+
+def test_auto_falls_back_and_says_why(monkeypatch):
+    monkeypatch.setattr(wan_module, "obstacle", lambda: "network namespaces need root")
+    with open_wan("auto", sites=("a", "b")) as wan:
+        assert wan.kind == "relay"
+        assert wan.reason.startswith("not namespaces, since network namespaces need root; ")
+    with pytest.raises(LabFailedError, match="need root; --emulator relay needs none"):
+        open_wan("netns", sites=("a", "b"))
+
+
+def test_a_lab_is_found_by_its_name_and_ends_with_its_owner():
+    name = f"test-relay-{os.getpid()}"
+    code = (
+        "import sys\nfrom geotrain.lab.wan import open_wan\n"
+        f"wan = open_wan('relay', sites=('a', 'b'), name='{name}')\n"
+        "print('up', flush=True); sys.stdin.read()"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with owner:
+        assert owner.stdout.readline() == b"up\n"
+        assert name in names_of_labs()
+        wan = find_wan(name)
+        wan.set(rtt_s=0.1)
+        wan.release()
+        owner.kill()
+    deadline = time.monotonic() + LIMIT_S
+    while name in names_of_labs():
+        assert time.monotonic() < deadline
+    with pytest.raises(ConfigError, match=f"no lab called {name} is running"):
+        find_wan(name)
+
+
+def test_a_closed_lab_says_so(lab):
+    lab.close()
+    lab.close()
+    with pytest.raises(LabFailedError, match="was closed"):
+        lab.set(loss=0.1)

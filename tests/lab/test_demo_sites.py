@@ -1,9 +1,12 @@
 """The demo's options and the files it writes."""
 
+from pathlib import Path
+
 import pytest
 
 from geotrain.config import load_config
 from geotrain.lab.demo_sites import Options, layer_ranges, parse, site_toml, socket_path
+from geotrain.lab.settings import LinkSettings
 
 
 @pytest.mark.parametrize("regions", [1, 2, 3, 16])
@@ -12,8 +15,9 @@ def test_the_files_are_valid_and_agree_on_the_run(tmp_path, regions):
     configs = []
     for index, name in enumerate(options.names):
         path = tmp_path / f"{name}.toml"
-        dial_port = 5000 + index if index < regions - 1 else None
-        path.write_text(site_toml(options, index, folder=tmp_path, dial_port=dial_port))
+        dial = f"10.77.0.{index + 2}:7400" if index < regions - 1 else None
+        listen = f"10.77.0.{index + 1}:7400"
+        path.write_text(site_toml(options, index, folder=tmp_path, listen=listen, dial=dial))
         configs.append(load_config(path))
     assert len({config.run.hash for config in configs}) == 1
     for index, config in enumerate(configs):
@@ -22,7 +26,7 @@ def test_the_files_are_valid_and_agree_on_the_run(tmp_path, regions):
         urls = {name: peer.url for name, peer in config.neighbours.items()}
         expected = {options.names[index - 1]: None} if index else {}
         if index < regions - 1:
-            expected[options.names[index + 1]] = f"http://127.0.0.1:{5000 + index}"
+            expected[options.names[index + 1]] = f"http://10.77.0.{index + 2}:7400"
         assert urls == expected
     run = configs[0].run
     assert run.plan.window == [40] * (regions - 1) + [1]
@@ -48,6 +52,21 @@ def test_options_have_the_documented_defaults():
     assert parse(["--rtt-ms", "0", "--codec", "planes", "--verify", "--json"]) == Options(
         rtt_ms=0.0, codec="planes", verify=True, json=True
     )
+    argv = [
+        "--emulator",
+        "relay",
+        "--loss",
+        "0.001",
+        "--jitter-ms",
+        "2",
+        "--script",
+        "weather.toml",
+    ]
+    options = parse(argv)
+    assert (options.emulator, options.script) == ("relay", Path("weather.toml"))
+    assert options.link == LinkSettings(
+        delay_s=0.05, rate_bytes_per_s=125e6, jitter_s=0.002, loss=0.001
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,6 +78,9 @@ def test_options_have_the_documented_defaults():
         (["--steps", "0"], "--steps must be at least 1"),
         (["--microbatches", "0"], "--microbatches must be from 1"),
         (["--codec", "zip"], "invalid choice"),
+        (["--loss", "0.9"], "--loss must be from 0 to 0.5"),
+        (["--jitter-ms", "-1"], "--jitter-ms must be from 0"),
+        (["--script", "x", "--regions", "1"], "--script needs links"),
     ],
     ids=str,
 )
