@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         if arguments[:1] == ["demo"]:  # has options of its own
-            from geotrain.lab import demo
+            from geotrain.lab.demo import run as demo
 
             return demo.main(arguments[1:])
         if arguments[:1] == ["lab"]:  # so has this

@@ -35,11 +35,11 @@ PURE = {
     "geotrain.compression.guard",
     "geotrain.lab.settings",
     "geotrain.lab.script",
-    "geotrain.lab.segments",
-    "geotrain.lab.chance",
-    "geotrain.lab.flows",
-    "geotrain.lab.packet_line",
-    "geotrain.lab.shaper",
+    "geotrain.lab.emulator.segments",
+    "geotrain.lab.emulator.chance",
+    "geotrain.lab.emulator.flows",
+    "geotrain.lab.emulator.packet_line",
+    "geotrain.lab.emulator.shaper",
     "geotrain.lab.history",
 }
 """As planned; those that are not written yet are skipped."""

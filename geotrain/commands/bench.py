@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Literal
 
-from geotrain.lab.bench_options import BenchOptions, Work
+from geotrain.lab.bench.options import BenchOptions, Work
 
 _MAX_REGIONS = 16
 
@@ -12,9 +12,9 @@ _MAX_REGIONS = 16
 def main(argv: Sequence[str]) -> int:
     """Run one measurement. Returns the exit status."""
     options = parse(argv)
-    from geotrain.lab import bench_step
+    from geotrain.lab.bench import step
 
-    return bench_step.main(options)
+    return step.main(options)
 
 
 def parse(argv: Sequence[str]) -> BenchOptions:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from geotrain.errors import ConfigError
-from geotrain.lab.sites import LabFailedError
+from geotrain.lab.emulator.sites import LabFailedError
 
 OPEN_LIMIT_S = 30.0
 _ANSWER_LIMIT_S = 20.0

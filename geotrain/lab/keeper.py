@@ -20,11 +20,11 @@ from typing import Any
 
 from geotrain.errors import ConfigError, GeotrainError
 from geotrain.lab.conversation import socket_name
+from geotrain.lab.emulator.relayed import HOST, RelayedSites
+from geotrain.lab.emulator.sites import LabFailedError, NamespaceSites, address_of
 from geotrain.lab.history import History
-from geotrain.lab.relayed import HOST, RelayedSites
 from geotrain.lab.script import parse_script
 from geotrain.lab.settings import Direction, LinkSettings, Selection
-from geotrain.lab.sites import LabFailedError, NamespaceSites, address_of
 
 _LINE_LIMIT_BYTES = 4 << 20
 _REMOVE_TRIES, _REMOVE_PAUSE_S = 50, 0.1

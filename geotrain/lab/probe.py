@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from geotrain.lab.forward import run_timely
+from geotrain.lab.emulator.forward import run_timely
 
 _ECHO, _SINK, _COUNT = b"e", b"s", b"c"
 _BLOCK = bytes(64 << 10)

@@ -7,9 +7,9 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from geotrain.lab.emulator.sites import LabFailedError
 from geotrain.lab.processes import isolated_module
 from geotrain.lab.settings import MSS_BYTES, Direction, LinkSettings
-from geotrain.lab.sites import LabFailedError
 from geotrain.lab.wan import Wan
 
 RTT_TOLERANCE_S = {"netns": 0.002, "relay": 0.005}

@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from geotrain.errors import ConfigError
 from geotrain.lab.conversation import OPEN_LIMIT_S, Conversation, socket_name
-from geotrain.lab.netns import enter_command, inside, obstacle
+from geotrain.lab.emulator.netns import enter_command, inside, obstacle
+from geotrain.lab.emulator.sites import LabFailedError
 from geotrain.lab.processes import isolated_module
 from geotrain.lab.settings import (
     Direction,
@@ -40,7 +41,6 @@ from geotrain.lab.settings import (
     check_sites,
     directions_of,
 )
-from geotrain.lab.sites import LabFailedError
 
 if TYPE_CHECKING:
     from geotrain.lab.selfcheck import Checked

@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 from geotrain.lab.selfcheck import ask, self_check, serving  # noqa: E402
 from geotrain.lab.settings import LinkSettings  # noqa: E402
 from geotrain.lab.wan import Kind, Wan, open_wan  # noqa: E402
-from tests.lab.remains import MARK, left_behind, look  # noqa: E402
+from tests.lab.emulator.remains import MARK, left_behind, look  # noqa: E402
 
 SITES = ("a", "b")
 RTTS_MS, RATES_MBIT = (0, 20, 100, 300), (50, 500, 1000)

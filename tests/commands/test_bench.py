@@ -7,7 +7,7 @@ import pytest
 
 from geotrain.commands.bench import parse
 from geotrain.config import load_config
-from geotrain.lab.bench_options import BenchOptions, Work, site_toml
+from geotrain.lab.bench.options import BenchOptions, Work, site_toml
 
 WORK = Work(
     forward_s=[0.02, 0.02],

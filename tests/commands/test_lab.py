@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from geotrain.cli import main
-from geotrain.lab.netns import obstacle
+from geotrain.lab.emulator.netns import obstacle
 from geotrain.lab.wan import names_of_labs
 
 LIMIT_S = 30.0

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from harness import Regions
 
-from geotrain.lab.shaper import Conditions
-from geotrain.lab.wan import Relay
+from geotrain.lab.emulator.relay import Relay
+from geotrain.lab.settings import LinkSettings
 
 SCRIPT = Path(__file__).with_name("continuity_rank.py")
 LIMIT_S = 40.0
@@ -22,11 +22,11 @@ LIMIT_S = 40.0
 class RelayThread:
     """A relay on a thread of its own, told what to do by the tests' thread."""
 
-    def __init__(self, conditions: Conditions) -> None:
+    def __init__(self, settings: LinkSettings) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self.relay = Relay(conditions)
+        self.relay = Relay(settings)
         self.port = self._run(self.relay.start())
 
     def do(self, act: Callable[..., Any], *args: Any, after_s: float = 0.0) -> None:

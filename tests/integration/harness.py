@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from geotrain.lab.demo_sites import layer_ranges
+from geotrain.lab.demo.options import layer_ranges
 from geotrain.lab.processes import tethered
 
 START_LIMIT_S = 30.0

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from geotrain.lab.netns import obstacle
+from geotrain.lab.emulator.netns import obstacle
 
 LIMIT_S = 90.0
 FIELDS = {

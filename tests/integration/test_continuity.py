@@ -29,7 +29,7 @@ from continuity import (
 )
 from harness import Regions, RunSpec
 
-from geotrain.lab.shaper import Conditions
+from geotrain.lab.settings import LinkSettings
 
 AT_ONCE_S = 3.0
 
@@ -37,7 +37,7 @@ AT_ONCE_S = 3.0
 @pytest.fixture(scope="module")
 def relay():
     # A step of the case "cuts" then takes a tenth of a second, most of it in flight.
-    thread = RelayThread(Conditions(rtt_s=0.01, rate_bytes_per_s=20e6))
+    thread = RelayThread(LinkSettings.from_round_trip(0.01, rate_bytes_per_s=20e6))
     yield thread
     thread.close()
 

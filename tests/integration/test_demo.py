@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from geotrain.lab.netns import obstacle
+from geotrain.lab.emulator.netns import obstacle
 
 LIMIT_S = 90.0
 STEP_KEYS = {
@@ -127,7 +127,7 @@ def role_of(process: psutil.Process) -> str:
     command = process.cmdline()
     if "daemon" in command:
         return f"daemon of {Path(command[-1]).stem}"
-    if "geotrain.lab.train" not in command:
+    if "geotrain.lab.demo.train" not in command:
         return "part of the lab"
     return f"training process of {Path(process.environ()['GEOTRAIN_CONFIG']).stem}"
 

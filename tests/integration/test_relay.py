@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from geotrain.lab.relay import Relay, measure_rtt_s
+from geotrain.lab.emulator.relay import Relay, measure_rtt_s
 from geotrain.lab.settings import LinkSettings
 
 LIMIT_S = 20.0

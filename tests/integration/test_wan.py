@@ -11,9 +11,9 @@ import pytest
 
 from geotrain.errors import ConfigError
 from geotrain.lab import wan as wan_module
+from geotrain.lab.emulator.sites import LabFailedError
 from geotrain.lab.selfcheck import self_check
 from geotrain.lab.settings import LinkSettings
-from geotrain.lab.sites import LabFailedError
 from geotrain.lab.wan import Wan, find_wan, names_of_labs, open_wan
 
 LIMIT_S = 20.0

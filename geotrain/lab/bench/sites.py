@@ -1,0 +1,105 @@
+"""A lab for one measurement, and the processes that are started in its sites."""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from geotrain.errors import GeotrainError
+from geotrain.lab.bench.options import SEED, BenchOptions
+from geotrain.lab.processes import Child, start_child
+from geotrain.lab.wan import Wan, open_wan
+
+STOP_LIMIT_S = 5.0
+
+
+class BenchFailedError(GeotrainError):
+    """A part of the measurement ended or hung; says which, with its last words."""
+
+
+class Sites:
+    """The lab and a folder for logs; `close` leaves nothing behind."""
+
+    def __init__(self, wan: Wan, options: BenchOptions, folder: Path) -> None:
+        self.wan = wan
+        self.names = options.names
+        self.folder = folder
+
+    @classmethod
+    async def open(cls, options: BenchOptions, folder: Path) -> "Sites":
+        wan = await asyncio.to_thread(
+            open_wan,
+            options.emulator,
+            sites=options.names,
+            link=options.link,
+            congestion=options.congestion,
+            seed=SEED,
+        )
+        wan.remove_at_end(folder)  # for the case that we cannot do it ourselves
+        return cls(wan, options, folder)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.wan.close)
+
+    async def start(
+        self,
+        site: str,
+        command: Sequence[str],
+        *,
+        name: str,
+        environment: Mapping[str, str] | None = None,
+        pipe_stdout: bool = False,
+    ) -> Child:
+        """Start a process in a site; it does not outlive this one."""
+        own = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        own["TMPDIR"] = str(self.folder)  # so that the caches of libraries go with it
+        return await start_child(
+            self.wan.command(site, command),
+            name=name,
+            log=self.folder / f"{name.replace(' ', '-')}.log",
+            environment={**os.environ, **own, **(environment or {})},
+            pipe_stdout=pipe_stdout,
+        )
+
+
+async def next_line(child: Child, others: Sequence[Child], *, limit_s: float) -> Mapping[str, Any]:
+    """The next JSON line of `child`.
+
+    Raises:
+        TimeoutError: There was none in time.
+        BenchFailedError: It ended, or one of the others did with an error.
+    """
+    deadline = time.monotonic() + limit_s
+    reading = asyncio.create_task(child.stdout.readline())
+    try:
+        while not reading.done():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError
+            await asyncio.wait([reading], timeout=min(left_s, 0.25))
+            for each in others:
+                if each.process.returncode:
+                    raise BenchFailedError(each.describe_end())
+        text = reading.result()
+    finally:
+        reading.cancel()
+    if not text:
+        await child.process.wait()
+        failed = [each for each in (child, *others) if each.process.returncode]
+        raise BenchFailedError((failed or [child])[0].describe_end())
+    line: dict[str, Any] = json.loads(text)
+    return line
+
+
+def progress(text: str) -> None:
+    """To a person who waits; not into what programs read."""
+    if sys.stderr.isatty():
+        print(f"  {text}", file=sys.stderr, flush=True)
+
+
+async def stop(children: Sequence[Child]) -> None:
+    await asyncio.gather(*(child.stop(timeout_s=STOP_LIMIT_S) for child in children))

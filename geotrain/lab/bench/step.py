@@ -1,0 +1,185 @@
+"""`geotrain bench step`: how long a step takes over long-distance links.
+
+Daemons, training processes, links and tensors are real; only the stages sleep instead of
+computing, so that the figures are the pipeline's and not this machine's.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from geotrain.lab.bench.options import BenchOptions, site_toml
+from geotrain.lab.bench.peers import measure_torch
+from geotrain.lab.bench.report import report, table
+from geotrain.lab.bench.sites import BenchFailedError, Sites, next_line, progress, stop
+from geotrain.lab.demo.options import ports_path
+from geotrain.lab.processes import Child
+from geotrain.lab.wan import Route
+
+_START_LIMIT_S = 60.0
+_LISTEN_PORT = 7400
+"""Of every daemon in a namespace of its own; on the loopback that all share, any free port."""
+_POLL_S = 0.02
+
+
+def main(options: BenchOptions) -> int:
+    """Measure and print. Returns the exit status; BenchFailedError says what went wrong."""
+    received: list[signal.Signals] = []
+    try:
+        result = asyncio.run(_measure(options, received))
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        print(f"geotrain bench: stopped by {received[0].name}", file=sys.stderr)
+        return 128 + received[0]
+    print(json.dumps(result) if options.json else table(result), flush=True)
+    return 0
+
+
+async def _measure(options: BenchOptions, received: list[signal.Signals]) -> dict[str, Any]:
+    task = asyncio.current_task()
+    assert task is not None
+
+    def cancel(number: signal.Signals) -> None:
+        if not received:  # The clean-up that the first signal began must not be interrupted.
+            received.append(number)
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, cancel, number)
+    folder = Path(tempfile.mkdtemp(prefix="geotrain-bench-"))
+    try:
+        sites = await Sites.open(options, folder)
+        try:
+            load = os.getloadavg()[0]
+            steps, lanes = await _measure_geotrain(sites, options)
+            peers = await measure_torch(sites, options) if options.against_torch else None
+        finally:
+            await sites.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return report(
+        options,
+        step_s=statistics.median(step["step_s"] for step in steps[1:]),
+        steps=steps,
+        emulator=sites.wan.kind,
+        congestion={"sites": sites.wan.congestion, "geotrain": lanes},
+        load=load,
+        peers=peers,
+    )
+
+
+async def _measure_geotrain(
+    sites: Sites, options: BenchOptions
+) -> tuple[list[Mapping[str, Any]], str]:
+    """The lines of all steps, and the congestion control that the daemons' link had."""
+    async with _regions(sites, options) as (daemons, ranks):
+        lines = list[Mapping[str, Any]]()
+        limit_s = _START_LIMIT_S + options.variant_limit_s
+        deadline = time.monotonic() + limit_s
+        others = [*daemons, *ranks[1:]]
+        while len(lines) < options.work.steps:
+            progress(f"geotrain: step {len(lines) + 1} of {options.work.steps}")
+            try:
+                left_s = deadline - time.monotonic()
+                lines.append(await next_line(ranks[0], others, limit_s=left_s))
+            except TimeoutError as error:
+                done = f"{len(lines)} of {options.work.steps} steps in {limit_s:.0f} s"
+                raise BenchFailedError(f"{done}; {ranks[0].describe_end()}") from error
+        async with asyncio.timeout(_START_LIMIT_S):
+            await asyncio.gather(*(rank.process.wait() for rank in ranks))
+        return lines, await _congestion(sites)
+
+
+@contextlib.asynccontextmanager
+async def _regions(
+    sites: Sites, options: BenchOptions
+) -> AsyncIterator[tuple[list[Child], list[Child]]]:
+    """A daemon and a rank in every site."""
+    wan, daemons, ranks = sites.wan, list[Child](), list[Child]()
+    is_relayed = wan.kind == "relay"
+    port = 0 if is_relayed else _LISTEN_PORT
+    routes = [wan.route(*pair, port) for pair in itertools.pairwise(sites.names)]
+    try:
+        for index, name in enumerate(sites.names):
+            host = "127.0.0.1" if is_relayed else wan.listen_host(name)
+            dial = f"{routes[index].host}:{routes[index].port}" if index < len(routes) else None
+            toml = site_toml(
+                options, index, folder=sites.folder, listen=f"{host}:{port}", dial=dial
+            )
+            file = sites.folder / f"{name}.toml"
+            file.write_text(toml, encoding="utf-8")
+            command = [sys.executable, "-m", "geotrain", "daemon", "--config", str(file)]
+            daemons.append(await sites.start(name, command, name=f"daemon of {name}"))
+        for index, name in enumerate(sites.names):
+            ranks.append(await _start_rank(sites, options, name, is_first=index == 0))
+        if is_relayed:
+            await _aim(sites, routes, daemons)
+        yield daemons, ranks
+    finally:
+        # Ranks first, so that on a signal no daemon reports them as lost.
+        await stop(ranks)
+        await stop(daemons)
+
+
+async def _start_rank(sites: Sites, options: BenchOptions, name: str, *, is_first: bool) -> Child:
+    return await sites.start(
+        name,
+        [sys.executable, "-m", "geotrain.lab.bench.rank", options.work.to_json()],
+        name=f"training process of {name}",
+        environment={"GEOTRAIN_CONFIG": str(sites.folder / f"{name}.toml")},
+        pipe_stdout=is_first,
+    )
+
+
+async def _aim(sites: Sites, routes: list[Route], daemons: list[Child]) -> None:
+    """Point the relays at the ports that the daemons got."""
+    for route, name, daemon in zip(routes, sites.names[1:], daemons[1:], strict=True):
+        async with asyncio.timeout(_START_LIMIT_S):
+            while (ports := _ports(sites, name)) is None:
+                if daemon.process.returncode is not None:
+                    raise BenchFailedError(daemon.describe_end())
+                await asyncio.sleep(_POLL_S)
+        sites.wan.aim(route, int(ports["listen"].rpartition(":")[2]))
+
+
+def _ports(sites: Sites, name: str) -> Mapping[str, Any] | None:
+    """What a daemon writes once it listens."""
+    try:
+        ports: dict[str, Any] = json.loads(ports_path(sites.folder, name).read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+    return ports
+
+
+async def _congestion(sites: Sites) -> str:
+    """What the first daemon's link runs with; "" where its status page does not say."""
+    ports = _ports(sites, sites.names[0])
+    if ports is None:
+        return ""
+    host, _, port = ports["status"].rpartition(":")
+    sock = sites.wan.socket(sites.names[0])
+    sock.setblocking(False)
+    try:
+        async with asyncio.timeout(5.0):
+            await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
+            reader, writer = await asyncio.open_connection(sock=sock)
+            writer.write(f"GET /status HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+            _, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            writer.close()
+        links: dict[str, Any] = json.loads(body)["links"]
+        return next((str(link["congestion"]) for link in links.values()), "")
+    except (OSError, TimeoutError, ValueError, KeyError):
+        sock.close()
+        return ""
