@@ -57,6 +57,11 @@ class BulkQueue:
         return None
 
     @property
+    def has_any(self) -> bool:
+        """Whether there may be something to send."""
+        return bool(self._raw or self._codable)
+
+    @property
     def has_codable(self) -> bool:
         """Whether `next_codable` is worth asking."""
         return bool(self._codable)

@@ -4,7 +4,7 @@ from collections import deque
 
 from geotrain.transport.frame import MAX_CHUNK_BYTES
 
-RTT_SAMPLES = 256
+RTT_SAMPLES = 1024
 MIN_CHUNK_BYTES = 16 * 1024
 FIRST_CHUNK_BYTES = 256 * 1024
 CHUNK_S = 0.005
@@ -22,9 +22,12 @@ class RttEstimator:
         self._samples_s: deque[float] = deque(maxlen=RTT_SAMPLES)
         self.min_s: float | None = None
         """The least ever seen on this link: the path without queues."""
+        self.last_s = float("-inf")
+        """When the last sample came."""
 
-    def on_sample(self, rtt_s: float) -> None:
+    def on_sample(self, rtt_s: float, *, now: float = 0.0) -> None:
         self._samples_s.append(rtt_s)
+        self.last_s = now
         if self.min_s is None or rtt_s < self.min_s:
             self.min_s = rtt_s
 

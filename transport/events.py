@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from geotrain.transport.frame import FrameHeader
+from geotrain.transport.hello import Join
 from geotrain.transport.messages import Message, Presence
 
 
@@ -13,6 +14,8 @@ class PeerNamed:
 
     boot: int
     index: int
+    epoch: int
+    """Of the peer, where it dialled: what its bulk lanes must name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +25,28 @@ class PeerRefused:
     reason: str
     differing: tuple[tuple[str, Any, Any], ...]
     """(key, this side's value, the peer's value)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneJoins:
+    """A bulk lane has shaken hands; the driver now answers with `admit` or `close`."""
+
+    join: Join | None
+    """What the peer asks for; None where this side asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneGone:
+    """The peer's end of this bulk lane is closed: close ours at once, before anything else."""
+
+    lane: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanesWished:
+    """How many bulk lanes the peer would like to have."""
+
+    num_lanes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +98,9 @@ class ViewFailed:
 Event = (
     PeerNamed
     | PeerRefused
+    | LaneJoins
+    | LaneGone
+    | LanesWished
     | LaneClosed
     | BoardReceived
     | CodedChunk
@@ -80,4 +108,4 @@ Event = (
     | Acked
     | ViewFailed
 )
-SessionEvent = Delivered | Acked | ViewFailed
+SessionEvent = Delivered | Acked | ViewFailed | LaneGone

@@ -14,12 +14,14 @@ import xxhash
 
 from geotrain.transport.maps import pack
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 HEADER_BYTES = 48
 MAX_CHUNK_BYTES = 1 << 20
 MAX_CONTROL_BYTES = 256 * 1024
 MAX_MESSAGE_BYTES = 64 * 1024
 """Of a MESSAGE frame's map: the rank's header, an inline payload and the hints fit."""
+
+MAX_JOIN_BYTES = 1_024
 
 RAW, ZSTD = 0, 1
 
@@ -37,6 +39,10 @@ class FrameType(IntEnum):
     PING = 10
     PONG = 11
     CLOSE = 12
+    JOIN = 13
+    JOINED = 14
+    GONE = 15
+    LANES = 16
 
 
 class ProtocolError(Exception):
@@ -59,6 +65,10 @@ _PAYLOAD_LIMITS: Mapping[FrameType, int] = {
     FrameType.PING: 0,
     FrameType.PONG: 0,
     FrameType.CLOSE: MAX_CONTROL_BYTES,
+    FrameType.JOIN: MAX_JOIN_BYTES,
+    FrameType.JOINED: 0,
+    FrameType.GONE: MAX_CONTROL_BYTES,
+    FrameType.LANES: 0,
 }
 _MIX_SEQ, _MIX_OFFSET, _MIX_VIEW, _MIX_STREAM = (
     0x9E3779B97F4A7C15,

@@ -29,6 +29,8 @@ class Hello:
     run: Mapping[str, Any]
     """The [run] section with every default resolved, as plain values."""
     proto: int = PROTOCOL_VERSION
+    epoch: int = 0
+    """Counts the control lanes that this daemon dialled; a bulk lane names the one it is for."""
 
     def __post_init__(self) -> None:
         for name in ("version", "run_id", "region", "to"):
@@ -38,6 +40,8 @@ class Hello:
             raise ValueError(f"index: {self.index}")
         if not 0 <= self.boot < 2**63 or not 0 <= self.proto <= MAX_COUNT:
             raise ValueError(f"boot: {self.boot}, proto: {self.proto}")
+        if not 0 <= self.epoch <= MAX_COUNT:
+            raise ValueError(f"epoch: {self.epoch}")
 
     def to_map(self) -> dict[str, Any]:
         return {
@@ -48,6 +52,7 @@ class Hello:
             "index": self.index,
             "to": self.to,
             "boot": self.boot,
+            "epoch": self.epoch,
             "run": dict(self.run),
         }
 
@@ -65,7 +70,42 @@ class Hello:
             index=get_int(record, "index"),
             to=get_str(record, "to"),
             boot=get_int(record, "boot"),
+            # Version 1 has none: read, so that its refusal can name the versions.
+            epoch=get_int(record, "epoch", 0),
             run=get_map(record, "run") or {},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """What a bulk lane says as it begins: which control lane it belongs to."""
+
+    boot: int
+    """Of the daemon that dialled both."""
+    epoch: int
+    """Of the control lane."""
+    lane: int
+    """Its number, from 1; a daemon gives each only once."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.boot < 2**63 or not 0 <= self.epoch <= MAX_COUNT:
+            raise ValueError(f"boot: {self.boot}, epoch: {self.epoch}")
+        if not 1 <= self.lane <= MAX_COUNT:
+            raise ValueError(f"lane: {self.lane}")
+
+    def to_map(self) -> dict[str, Any]:
+        return {"boot": self.boot, "epoch": self.epoch, "lane": self.lane}
+
+    @classmethod
+    def from_map(cls, record: Mapping[Any, Any]) -> "Join":
+        """
+        Raises:
+            ValueError: A key is missing, of the wrong type or out of its limits.
+        """
+        return cls(
+            boot=get_int(record, "boot"),
+            epoch=get_int(record, "epoch"),
+            lane=get_int(record, "lane"),
         )
 
 

@@ -1,5 +1,8 @@
 """One lane: handshake, pings, boards, and the frames of the session it carries. Sans-I/O.
 
+A control lane carries everything but bulk, and bulk too while there is no bulk lane; a bulk lane
+carries chunks. Which of the two a lane is that the peer dialled, its first frame says.
+
 Inputs: bytes (`get_buffer` and `buffer_updated`), `handle_timer`, `admit`, `publish`, `close`.
 Outputs: `next_control` (whole frames; chunks come from the session), `events_received`,
 `get_timer`. What may arrive when, and what it leads to, is the table in transitions.py; whatever
@@ -8,36 +11,43 @@ is not in it closes the lane (P-2).
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
 
+from geotrain.transport.control_records import (
+    board_frame,
+    close_frame,
+    read_board,
+    read_close,
+    read_hello,
+    read_join,
+    read_refuse,
+)
 from geotrain.transport.estimator import RttEstimator
 from geotrain.transport.events import (
     BoardReceived,
     CodedChunk,
     Event,
     LaneClosed,
+    LaneJoins,
+    LanesWished,
     PeerNamed,
     PeerRefused,
 )
 from geotrain.transport.frame import (
-    MAX_CONTROL_BYTES,
     RAW,
     FrameHeader,
     FrameType,
     ProtocolError,
     control_frame,
 )
-from geotrain.transport.hello import Differing, Hello, disagreement, read_refusal
-from geotrain.transport.maps import get_list, get_str, pack, unpack
+from geotrain.transport.hello import Differing, Hello, Join, disagreement
+from geotrain.transport.lives import MAX_BULK_LANES
 from geotrain.transport.messages import Presence
-from geotrain.transport.reader import Frame, FrameReader
+from geotrain.transport.pings import Pings
+from geotrain.transport.reader import HOLD, Frame, FrameReader, Place
 from geotrain.transport.session import Session
 from geotrain.transport.transitions import TRANSITIONS, LinkSettings, State, T
 
 HANDSHAKE_S = 10.0
-MAX_BOARD_BYTES = 128 * 1024
-"""Packed entries of one BOARD frame; a bigger board goes in several."""
-MAX_REASON_CHARS = 1_024
 
 
 class LaneProtocol:
@@ -53,20 +63,30 @@ class LaneProtocol:
         settings: LinkSettings,
         rtt: RttEstimator,
         now: float,
+        join: Join | None = None,
     ) -> None:
         """
         Args:
             dialled: Whether this side dialled, and so speaks first.
-            session: Gets `lane_up` in `admit` and `lane_down` when an admitted lane closes.
-            board: The whole board as it stands; asked when the lane opens.
+            session: Told when a lane opens in `admit`, and when one that was open closes.
+            board: The whole board as it stands; asked when the control lane opens.
+            rtt: Of the control lane.
             now: Monotonic seconds.
+            join: Makes a dialled lane a bulk lane.
         """
         self.dialled = dialled
-        self.state = State.WAIT_WELCOME if dialled else State.WAIT_HELLO
+        self.lane = join.lane if join is not None else 0
+        """The number of a bulk lane; 0: the control lane, or not known yet."""
+        self.state = State.WAIT_HELLO
+        if dialled:
+            self.state = State.WAIT_WELCOME if join is None else State.WAIT_JOINED
         self.close_reason = ""
         self.says_why = False
         """Whether the last frame of a closed lane tells the peer why."""
         self.bytes_received = 0
+        self.retiring = False
+        """Whether CLOSE is said or about to be, and only what the peer still sends is awaited."""
+        self.pings = Pings(interval_s=settings.ping_interval_s)
         self._hello = hello
         self._session = session
         self._board = board
@@ -78,11 +98,11 @@ class LaneProtocol:
         self._control: deque[bytes] = deque()
         self._to_publish: dict[str, Presence] = {}
         self._deadline = now + HANDSHAKE_S
-        self._next_ping = 0.0
-        self._pings: deque[tuple[int, float]] = deque()
-        self._num_pings = 0
         self._pong: int | None = None
-        if dialled:
+        self._last: tuple[FrameHeader, float] | None = None
+        if join is not None:
+            self._control.append(control_frame(T.JOIN, join.to_map()))
+        elif dialled:
             self._control.append(control_frame(T.HELLO, hello.to_map()))
 
     # In ------------------------------------------------------------------------------------------
@@ -112,18 +132,34 @@ class LaneProtocol:
             return True
         if frame is None:
             return False
+        self._last = (frame.header, now)
         # Most frames are chunks in the middle of a message, and lead to nothing.
         return frame.header.type is not T.CHUNK or bool(self._events) or self._session.has_output
 
+    def retry_chunk(self) -> bool:
+        """Look again for the place of the chunk that is held; returns whether reading goes on."""
+        try:
+            return self._reader.retry()
+        except ProtocolError as exc:
+            self.close(f"protocol error: {exc}")
+            return True
+
     def admit(self, *, now: float) -> None:
-        """After PeerNamed: this is the lane of the link now; the one before it is closed (P-9)."""
-        assert self.state is State.NAMED
-        if not self.dialled:
-            self._control.append(control_frame(T.WELCOME, self._hello.to_map()))
-        self.state = State.OPEN
-        self._next_ping = now
-        self.publish(self._board())
-        self._session.lane_up()
+        """After PeerNamed: this is the control lane now; all lanes before it are closed (P-9).
+        After LaneJoins: this bulk lane is one of the link's.
+        """
+        if self.state is State.JOINING:
+            self.state = State.BULK
+            self._session.lives.up(self.lane)
+            if not self.dialled:
+                self._control.append(control_frame(T.JOINED))
+        else:
+            assert self.state is State.NAMED
+            if not self.dialled:
+                self._control.append(control_frame(T.WELCOME, self._hello.to_map()))
+            self.state = State.OPEN
+            self.publish(self._board())
+            self._session.lane_up()
         self.handle_timer(now=now)
 
     def publish(self, entries: Iterable[Presence]) -> None:
@@ -135,6 +171,17 @@ class LaneProtocol:
         """The view is closed: what is left of a chunk in progress goes to scratch (P-14)."""
         self._reader.drain()
 
+    def wish(self, num_lanes: int) -> None:
+        """Tell the peer how many bulk lanes this side would like to have."""
+        if self.state is State.OPEN:
+            self._control.append(control_frame(T.LANES, seq=num_lanes))
+
+    def retire(self, reason: str, *, now: float) -> None:
+        """End a bulk lane without loss: what is written goes out, and what comes is taken."""
+        self.retiring = True
+        self._deadline = now + self._settings.silent_s
+        self._control.append(close_frame(reason))
+
     def close(self, reason: str) -> None:
         """End the lane and tell the peer why; `next_control` has the last frames.
 
@@ -142,8 +189,8 @@ class LaneProtocol:
         """
         boards = []
         while self.state is State.OPEN and self._to_publish:
-            boards.append(self._board_frame())
-        self._end(reason, *boards, control_frame(T.CLOSE, {"reason": reason[:MAX_REASON_CHARS]}))
+            boards.append(board_frame(self._to_publish))
+        self._end(reason, *boards, close_frame(reason))
 
     def connection_lost(self, reason: str) -> None:
         """The connection ended without CLOSE."""
@@ -153,17 +200,18 @@ class LaneProtocol:
         """Send a ping that is due; close a lane that is silent or never finished its handshake."""
         if self.state is State.CLOSED:
             return
-        if self.state is not State.OPEN:
+        if self.state not in (State.OPEN, State.BULK):
             if now >= self._deadline:
                 self.close(f"no handshake within {HANDSHAKE_S:g} s ({self.state.value})")
             return
-        if self._pings and now - self._pings[0][1] >= self._settings.silent_s:
-            self.close(f"ping timeout: silent for {now - self._pings[0][1]:.1f} s")
-        elif now >= self._next_ping:
-            self._num_pings += 1
-            self._pings.append((self._num_pings, now))
-            self._control.append(control_frame(T.PING, seq=self._num_pings))
-            self._next_ping = now + self._settings.ping_interval_s
+        oldest_s = self.pings.oldest_s
+        if self.retiring:
+            if now >= self._deadline:
+                self.connection_lost("not closed by the peer in time")
+        elif oldest_s is not None and self._is_silent(oldest_s, now):
+            self.close(f"ping timeout: silent for {now - oldest_s:.1f} s")
+        elif now >= self.pings.due_s:
+            self._control.append(control_frame(T.PING, seq=self.pings.send(now=now)))
 
     # Out -----------------------------------------------------------------------------------------
 
@@ -171,18 +219,20 @@ class LaneProtocol:
         """The next whole frame to write, other than chunks, or None; goes ahead of bulk (P-10)."""
         if self._control:
             return self._control.popleft()
-        if self.state is not State.OPEN:
+        if self.state not in (State.OPEN, State.BULK) or self.retiring:
             return None
         if self._pong is not None:
             number, self._pong = self._pong, None
             return control_frame(T.PONG, seq=number)
+        if self.state is State.BULK:
+            return None
         if self._to_publish:
-            return self._board_frame()
+            return board_frame(self._to_publish)
         return self._session.next_control()
 
     def events_received(self) -> list[Event]:
         events, self._events = self._events, []
-        if self.state is State.OPEN:
+        if self.state in (State.OPEN, State.BULK):
             events.extend(self._session.events_received())
         return events
 
@@ -190,22 +240,53 @@ class LaneProtocol:
         """When `handle_timer` is due next."""
         if self.state is State.CLOSED:
             return None
-        if self.state is not State.OPEN:
+        if self.state not in (State.OPEN, State.BULK) or self.retiring:
             return self._deadline
-        if self._pings:
-            return min(self._next_ping, self._pings[0][1] + self._settings.silent_s)
-        return self._next_ping
+        if self.pings.oldest_s is not None:
+            return min(self.pings.due_s, self.pings.oldest_s + self._settings.silent_s)
+        return self.pings.due_s
+
+    @property
+    def held(self) -> bool:
+        """Whether nothing may be read until `retry_chunk` says so (P-19)."""
+        return self._reader.held
+
+    @property
+    def carries_chunks(self) -> bool:
+        """Whether this is a bulk lane to which chunks may be written."""
+        # One that the peer dialled has shown with its first answer that the peer knows it is open.
+        proven = self.dialled or self.pings.answered
+        return self.state is State.BULK and proven and not self.retiring
+
+    def last_frame(self, *, now: float) -> str:
+        """What came last, for people."""
+        if self._last is None:
+            return "no frame ever came"
+        header, at = self._last
+        of = f" of message {header.seq} of stream {header.stream}" * (header.type is T.CHUNK)
+        return f"last frame {header.type.name}{of}, {now - at:.1f} s ago"
 
     # Frames --------------------------------------------------------------------------------------
 
-    def _place(self, header: FrameHeader) -> memoryview | None:
+    def _place(self, header: FrameHeader) -> Place:
         self._transition(header.type)
         if header.type is not T.CHUNK:
             return memoryview(bytearray(header.payload_length))
-        target = self._session.place(header)
-        if target is None or header.coding == RAW:
-            return target
-        return memoryview(bytearray(header.payload_length))
+        place = self._session.place(header)
+        if place is HOLD and self.state is State.OPEN:
+            # Nothing else can bring the MESSAGE: on one lane it goes ahead of its chunks.
+            raise ProtocolError(f"CHUNK of message {header.seq} before its header")
+        if isinstance(place, memoryview) and header.coding != RAW:
+            return memoryview(bytearray(header.payload_length))
+        return place
+
+    def _is_silent(self, oldest_s: float, now: float) -> bool:
+        """P-11: a bulk lane is given up sooner where the control lane shows that the path works."""
+        silent_s = self._settings.silent_s
+        if now - oldest_s >= silent_s:
+            return True
+        limit_s = min(silent_s, max(silent_s / 4, 4 * self.pings.slowest_s))
+        return self.state is State.BULK and self._rtt.last_s >= oldest_s + limit_s
 
     def _transition(self, kind: FrameType) -> tuple[str, State]:
         found = TRANSITIONS[self.state].get(kind)
@@ -225,48 +306,39 @@ class LaneProtocol:
         if self.state is not State.CLOSED:
             self.state = following
 
-    def _record(self, payload: memoryview) -> dict[Any, Any]:
-        return unpack(payload, MAX_CONTROL_BYTES)
-
     def _on_hello(self, header: FrameHeader, payload: memoryview) -> None:
-        try:
-            theirs = Hello.from_map(self._record(payload))
-        except ValueError as exc:
-            raise ProtocolError(f"{header.type.name}: {exc}") from exc
+        theirs = read_hello(header.type, payload)
         refusal = disagreement(self._hello, theirs)
         if refusal is None:
-            self._events.append(PeerNamed(boot=theirs.boot, index=theirs.index))
+            named = PeerNamed(boot=theirs.boot, index=theirs.index, epoch=theirs.epoch)
+            self._events.append(named)
             return
         reason, differing = refusal
         record = {"reason": reason, "differing": [list(row) for row in differing]}
         self._refused(reason, differing, control_frame(T.REFUSE, record))
 
     def _on_refuse(self, header: FrameHeader, payload: memoryview) -> None:
-        try:
-            reason, differing = read_refusal(self._record(payload))
-        except ValueError as exc:
-            raise ProtocolError(f"REFUSE: {exc}") from exc
-        self._refused(reason, differing, None)
+        self._refused(*read_refuse(payload), None)
 
     def _on_close(self, header: FrameHeader, payload: memoryview) -> None:
-        try:
-            reason = get_str(self._record(payload), "reason")[:MAX_REASON_CHARS]
-        except ValueError as exc:
-            raise ProtocolError(f"CLOSE: {exc}") from exc
-        self._end(f"closed by {self._hello.to}: {reason}")
+        self._end(f"closed by {self._hello.to}: {read_close(payload)}")
 
     def _on_board(self, header: FrameHeader, payload: memoryview) -> None:
-        try:
-            items = get_list(self._record(payload), "entries")
-            if not all(isinstance(item, dict) for item in items):
-                raise ValueError("entries must be maps")
-            entries = tuple(Presence.from_map(item) for item in items)
-        except ValueError as exc:
-            raise ProtocolError(f"BOARD: {exc}") from exc
-        self._events.append(BoardReceived(entries=entries))
+        self._events.append(BoardReceived(entries=read_board(payload)))
 
     def _on_session(self, header: FrameHeader, payload: memoryview) -> None:
         self._session.receive(header, payload)
+
+    def _on_join(self, header: FrameHeader, payload: memoryview) -> None:
+        join = read_join(payload)
+        self.lane = join.lane
+        self._events.append(LaneJoins(join=join))
+
+    def _on_joined(self, header: FrameHeader, payload: memoryview) -> None:
+        self._events.append(LaneJoins(join=None))
+
+    def _on_lanes(self, header: FrameHeader, payload: memoryview) -> None:
+        self._events.append(LanesWished(num_lanes=min(max(header.seq, 1), MAX_BULK_LANES)))
 
     def _on_chunk(self, frame: Frame) -> None:
         header, payload, intact = frame
@@ -275,10 +347,8 @@ class LaneProtocol:
         if header.coding == RAW:
             self._session.finish_chunk(header, ok=intact)
             return
-        # The view may have changed since the header, so the place is asked for again.
-        target = self._session.place(header)
+        target = self._session.mark_pending(header)
         if target is not None:
-            self._session.mark_pending(header)
             self._events.append(CodedChunk(header=header, coded=payload, target=target))
 
     def _on_ping(self, header: FrameHeader, payload: memoryview) -> None:
@@ -286,21 +356,9 @@ class LaneProtocol:
         self._pong = header.seq
 
     def _on_pong(self, header: FrameHeader, payload: memoryview) -> None:
-        if not self._pings or header.seq > self._pings[-1][0]:
-            return
-        while self._pings and self._pings[0][0] <= header.seq:
-            number, sent = self._pings.popleft()
-            if number == header.seq:
-                self._rtt.on_sample(self._now - sent)
-
-    def _board_frame(self) -> bytes:
-        entries: list[dict[str, Any]] = []
-        room = MAX_BOARD_BYTES
-        while self._to_publish and room > 0:
-            region = next(iter(self._to_publish))
-            entries.append(self._to_publish.pop(region).to_map())
-            room -= len(pack(entries[-1]))
-        return control_frame(T.BOARD, {"entries": entries})
+        rtt_s = self.pings.on_pong(header.seq, now=self._now)
+        if rtt_s is not None and self.state is State.OPEN:
+            self._rtt.on_sample(rtt_s, now=self._now)
 
     def _refused(self, reason: str, differing: Differing, answer: bytes | None) -> None:
         self._events.append(PeerRefused(reason=reason, differing=differing))
@@ -309,12 +367,16 @@ class LaneProtocol:
     def _end(self, reason: str, *last_frames: bytes) -> None:
         if self.state is State.CLOSED:
             return
-        events = self.events_received()
-        if self.state is State.OPEN:
-            self._session.lane_down()
+        events, was = self.events_received(), self.state
         self.state = State.CLOSED
         self.close_reason = reason
-        self._reader.discard()
+        placed = self._reader.discard()
+        if placed is not None:
+            self._session.abandon_chunk(placed)
+        if was is State.OPEN:
+            self._session.lane_down()
+        elif was is State.BULK:
+            self._session.lives.down(self.lane)
         self._control.clear()
         self.says_why = bool(last_frames)
         self._control.extend(last_frames)

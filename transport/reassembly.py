@@ -88,10 +88,12 @@ class Ranges:
 class Incoming:
     """One message whose header has arrived and which its rank has not released."""
 
-    __slots__ = ("failures", "message", "pending", "received")
+    __slots__ = ("arriving", "failures", "message", "pending", "received")
 
     def __init__(self, message: Message) -> None:
         self.message = message
+        self.arriving = Ranges()
+        """Some lane is in the middle of it, and has a view of the slot (P-17)."""
         self.received = Ranges()
         """Verified and in the slot."""
         self.pending = Ranges()
@@ -108,10 +110,12 @@ class Incoming:
         """Whether none of this range has arrived; False means all of it has.
 
         Raises:
-            ValueError: Outside the payload, or only a part of it has arrived.
+            ValueError: Outside the payload, on another lane just now, or arrived only in part.
         """
         if end > self.message.payload_bytes:
             raise ValueError(f"{start}..{end} of {self.message.payload_bytes} bytes")
+        if self.arriving.overlaps(start, end):
+            raise ValueError(f"{start}..{end} is arriving already")
         if not (self.received.overlaps(start, end) or self.pending.overlaps(start, end)):
             return True
         if self.arrived().covers(start, end):

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from geotrain.transport.flow import MAX_UNRELEASED, Ring
-from geotrain.transport.frame import FrameHeader, ProtocolError
+from geotrain.transport.frame import MAX_MESSAGE_BYTES, FrameHeader, ProtocolError
+from geotrain.transport.maps import unpack
 from geotrain.transport.messages import Message
+from geotrain.transport.reader import HOLD, Place
 from geotrain.transport.reassembly import Incoming, Ranges
 from geotrain.transport.sending import StreamState
 
@@ -53,30 +55,40 @@ class ReceiveStream:
         self._expected += 1
         self._live[message.seq] = Incoming(replace(message, start=start))
 
-    def place(self, header: FrameHeader) -> memoryview | None:
-        """Where this chunk's raw bytes belong; None where they have arrived before.
+    def place(self, header: FrameHeader) -> Place:
+        """Where this chunk's raw bytes belong; until `finish`, `mark_pending` or `abandon` it is
+        the only chunk that may have them (P-17).
+
+        Returns:
+            None where they have arrived before, HOLD where their message is not known yet.
 
         Raises:
-            ProtocolError: A chunk of no message, outside it, or half known already.
+            ProtocolError: A chunk outside its message, half known, or arriving on another lane.
         """
         incoming = self._live.get(header.seq)
         if incoming is None:
-            if header.seq < self._expected:
-                return None
-            raise ProtocolError(f"CHUNK of message {header.seq} before its header")
+            return None if header.seq < self._expected else HOLD
         end = header.raw_offset + header.raw_length
         try:
             if not incoming.wants(header.raw_offset, end):
                 return None
         except ValueError as exc:
             raise ProtocolError(f"CHUNK of message {header.seq}: {exc}") from exc
-        start = incoming.message.start
-        return self._memory[start + header.raw_offset : start + end]
+        incoming.arriving.add(header.raw_offset, end)
+        return self._view(incoming, header)
 
-    def mark_pending(self, header: FrameHeader) -> None:
-        """The coded chunk goes to a worker that writes to the place `place` returned."""
+    def mark_pending(self, header: FrameHeader) -> memoryview:
+        """The placed chunk arrived, coded: a worker will write it to where this returns."""
         incoming = self._live[header.seq]
-        incoming.pending.add(header.raw_offset, header.raw_offset + header.raw_length)
+        end = header.raw_offset + header.raw_length
+        incoming.arriving.remove(header.raw_offset, end)
+        incoming.pending.add(header.raw_offset, end)
+        return self._view(incoming, header)
+
+    def abandon(self, header: FrameHeader) -> None:
+        """The lane of the placed chunk is gone, and writes nothing any more."""
+        end = header.raw_offset + header.raw_length
+        self._live[header.seq].arriving.remove(header.raw_offset, end)
 
     def finish(self, header: FrameHeader, *, ok: bool) -> int:
         """The chunk is in its place and its checksum was compared.
@@ -86,6 +98,7 @@ class ReceiveStream:
         """
         incoming = self._live[header.seq]
         end = header.raw_offset + header.raw_length
+        incoming.arriving.remove(header.raw_offset, end)
         incoming.pending.remove(header.raw_offset, end)
         if ok:
             incoming.received.add(header.raw_offset, end)
@@ -134,3 +147,22 @@ class ReceiveStream:
         return StreamState(
             expected=self._expected, released=Ranges(self._released), incomplete=incomplete
         )
+
+    def _view(self, incoming: Incoming, header: FrameHeader) -> memoryview:
+        start = incoming.message.start + header.raw_offset
+        return self._memory[start : start + header.raw_length]
+
+
+def read_message(header: FrameHeader, payload: memoryview) -> Message:
+    """The message in a MESSAGE frame.
+
+    Raises:
+        ProtocolError: It is not one.
+    """
+    try:
+        message = Message.from_map(unpack(payload, MAX_MESSAGE_BYTES))
+    except ValueError as exc:
+        raise ProtocolError(f"MESSAGE: {exc}") from exc
+    if (message.stream, message.view, message.seq) != (header.stream, header.view, header.seq):
+        raise ProtocolError("MESSAGE: the map contradicts the header")
+    return message

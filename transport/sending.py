@@ -11,7 +11,7 @@ from typing import Any
 
 from geotrain.transport.flow import MAX_UNRELEASED, Ring
 from geotrain.transport.frame import HEADER_BYTES, FrameType, ProtocolError, control_frame
-from geotrain.transport.maps import MAX_ITEMS, get_int, get_list, get_map, get_pairs, is_int
+from geotrain.transport.maps import MAX_ITEMS, get_int, get_list, get_map, get_pairs, is_int, unpack
 from geotrain.transport.messages import MAX_COUNT, Message
 from geotrain.transport.reassembly import Ranges
 
@@ -65,16 +65,34 @@ class StreamState:
         )
 
 
-def read_states(record: Mapping[Any, Any]) -> dict[int, StreamState]:
-    """The map of a RESUME: stream -> its state.
+def read_ack(payload: memoryview) -> list[int]:
+    """The sequence numbers in an ACK's payload.
 
     Raises:
-        ValueError: Not such a map.
+        ProtocolError: It is not one.
     """
-    streams = get_map(record, "streams") or {}
-    if len(streams) > MAX_STREAMS or not all(is_int(stream) for stream in streams):
-        raise ValueError(f"streams: at most {MAX_STREAMS} numbers")
-    return {stream: StreamState.from_map(state) for stream, state in streams.items()}
+    try:
+        seqs = get_list(unpack(payload, payload.nbytes), "seqs")
+    except ValueError as exc:
+        raise ProtocolError(f"ACK: {exc}") from exc
+    if not all(is_int(seq) for seq in seqs):
+        raise ProtocolError("ACK: seqs must be integers")
+    return seqs
+
+
+def read_states(kind: FrameType, payload: memoryview) -> dict[int, StreamState]:
+    """The payload of a RESUME or GONE: stream -> its state.
+
+    Raises:
+        ProtocolError: It is not one.
+    """
+    try:
+        streams = get_map(unpack(payload, payload.nbytes), "streams") or {}
+        if len(streams) > MAX_STREAMS or not all(is_int(stream) for stream in streams):
+            raise ValueError(f"streams: at most {MAX_STREAMS} numbers")
+        return {stream: StreamState.from_map(state) for stream, state in streams.items()}
+    except ValueError as exc:
+        raise ProtocolError(f"{kind.name}: {exc}") from exc
 
 
 def _ranges(record: Mapping[Any, Any], key: str, limit: int) -> Ranges:
@@ -89,7 +107,10 @@ def _ranges(record: Mapping[Any, Any], key: str, limit: int) -> Ranges:
 class Outgoing:
     """One message on its way, until the peer's rank has released it."""
 
-    __slots__ = ("codable", "message", "payload", "raw", "slot", "unsent_bytes", "wire_bytes")
+    __slots__ = (
+        *("codable", "message", "payload", "raw", "slot", "unsent_bytes", "wire_bytes"),
+        "written",
+    )
 
     def __init__(self, message: Message, payload: memoryview | None) -> None:
         self.message = message
@@ -101,11 +122,14 @@ class Outgoing:
         self.codable = Ranges()
         """Still to be offered to the coder."""
         self.unsent_bytes = 0
-        """Not yet written to the present lane, whether queued here, at the coder or coded."""
+        """Not yet written to a lane, whether queued here, at the coder or coded."""
         self.wire_bytes = 0
+        self.written: dict[int, Ranges] = {}
+        """Lane -> what of the payload was last written there: what dies with it (P-18)."""
 
     def queue_missing(self, missing: Ranges) -> None:
         """Send these ranges of the payload, and only these."""
+        self.written.clear()
         self.raw, self.codable = Ranges(missing), Ranges()
         self.unsent_bytes = missing.total
         for offset, length in self.message.hints:
@@ -114,6 +138,18 @@ class Outgoing:
                 if low < high:
                     self.raw.remove(low, high)
                     self.codable.add(low, high)
+
+    def wrote(self, lane: int, start: int, end: int) -> None:
+        """A chunk went to a lane, header and all."""
+        self.unsent_bytes -= end - start
+        self.written.setdefault(lane, Ranges()).add(start, end)
+
+    def send_again(self, start: int, end: int) -> None:
+        """Queue a range that was written before, raw; it is on no lane any more."""
+        for ranges in self.written.values():
+            ranges.remove(start, end)
+        self.raw.add(start, end)
+        self.unsent_bytes += end - start
 
 
 class SendStream:
@@ -206,9 +242,38 @@ class SendStream:
             or outgoing.codable.overlaps(start, end)
         ):
             raise ProtocolError(f"NAK of {start}..{end} of message {seq}, which is not out")
-        outgoing.raw.add(start, end)
-        outgoing.unsent_bytes += end - start
+        outgoing.send_again(start, end)
         return outgoing
+
+    def lane_gone(self, lane: int, state: StreamState) -> list[Outgoing]:
+        """Queue again what was written to a lane that died and has not arrived (P-18).
+
+        Args:
+            state: What the peer had when nothing from that lane could arrive any more.
+
+        Returns:
+            The messages of which something was queued.
+
+        Raises:
+            ProtocolError: The peer claims what was never sent.
+        """
+        if state.expected > self.num_started:
+            raise ProtocolError(f"GONE: message {state.expected} of stream {self.stream}, not out")
+        incomplete = []
+        for seq, outgoing in self.live.items():
+            lost = outgoing.written.pop(lane, None)
+            if lost is None:
+                continue
+            if seq in state.incomplete:
+                for start, end in state.incomplete[seq]:
+                    lost.remove(start, end)
+            elif seq < state.expected:
+                continue  # It is whole there.
+            for start, end in lost:
+                outgoing.send_again(start, end)
+            if len(lost):
+                incomplete.append(outgoing)
+        return incomplete
 
     def resume(self, state: StreamState) -> tuple[list[int], list[int]]:
         """Continue from what the peer has; returns what it released meanwhile, as in an ACK.

@@ -1,9 +1,10 @@
 """What two daemons owe each other in one view. It outlives lanes; pure, sans-I/O.
 
-Inputs: `offer` and `release` from this side, `receive` and the chunk calls from the lane.
+Inputs: `offer` and `release` from this side, `receive` and the chunk calls from the lanes.
 Outputs: `next_control` (whole frames), `next_raw` and `next_codable` (chunks), `events_received`.
+Control frames go over the control lane, chunks over whichever lane the driver chooses.
 
-A view's traffic flows on a lane only after both sides sent RESUME for that view on that lane (P-6):
+A view's traffic flows only after both sides sent RESUME for that view on the control lane (P-6):
 
     view open here | RESUME of it came | sent                 | taken
     no             | -                 | nothing              | chunks are drained, the rest dropped
@@ -16,24 +17,25 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from geotrain.transport.bulk import BulkQueue, Chunk
-from geotrain.transport.events import Acked, Delivered, SessionEvent, ViewFailed
+from geotrain.transport.events import Acked, Delivered, LaneGone, SessionEvent, ViewFailed
 from geotrain.transport.flow import MAX_UNRELEASED
 from geotrain.transport.frame import (
-    MAX_MESSAGE_BYTES,
     FrameHeader,
     FrameType,
     ProtocolError,
     control_frame,
     nak_frame,
 )
-from geotrain.transport.maps import get_list, is_int, unpack
+from geotrain.transport.lives import BulkLives
 from geotrain.transport.messages import Message
-from geotrain.transport.receiving import MAX_CHECKSUM_FAILURES, ReceiveStream
+from geotrain.transport.reader import Place
+from geotrain.transport.receiving import MAX_CHECKSUM_FAILURES, ReceiveStream, read_message
 from geotrain.transport.sending import (
     MAX_STREAMS,
     SendStream,
     StreamState,
     chunk_wire_bytes,
+    read_ack,
     read_states,
 )
 
@@ -53,6 +55,7 @@ class Session:
         self._control: deque[bytes] = deque()
         self._releases: dict[int, list[int]] = {}
         self._bulk = BulkQueue()
+        self.lives = BulkLives()
         self.messages_sent = 0
         self.messages_received = 0
 
@@ -92,7 +95,7 @@ class Session:
         self._drop_queued()
 
     def lane_up(self) -> None:
-        """A lane is ready; the one before it is closed (P-9)."""
+        """A control lane is ready; all lanes before it are closed (P-9)."""
         assert not self._lane_up, "the old lane must be closed first"
         self._lane_up = True
         self._peer_resume = None
@@ -100,9 +103,10 @@ class Session:
             self._begin_resume()
 
     def lane_down(self) -> None:
-        """The lane is gone: what was written to it may not have arrived."""
+        """The control lane is gone, and with it every bulk lane: what was written may be lost."""
         self._lane_up = False
         self._peer_resume = None
+        self.lives.clear()
         self._drop_queued()
 
     def offer(self, message: Message, payload: memoryview | None) -> None:
@@ -139,13 +143,15 @@ class Session:
     # From the lane -------------------------------------------------------------------------------
 
     def receive(self, header: FrameHeader, payload: memoryview) -> None:
-        """A whole RESUME, MESSAGE, ACK or NAK whose checksum is right.
+        """A whole RESUME, MESSAGE, ACK, NAK or GONE whose checksum is right.
 
         Raises:
             ProtocolError: It breaks a rule; the lane must close.
         """
         if header.type is FrameType.RESUME:
             self._receive_resume(header, payload)
+        elif header.type is FrameType.GONE:
+            self._receive_gone(header, payload)
         elif header.view != self.view:
             return
         elif header.type is FrameType.MESSAGE:
@@ -155,8 +161,9 @@ class Session:
         else:
             self._receive_nak(header)
 
-    def place(self, header: FrameHeader) -> memoryview | None:
-        """Where the raw bytes of a CHUNK belong; None: drain it, it is old or known (P-6).
+    def place(self, header: FrameHeader) -> Place:
+        """Where the raw bytes of a CHUNK belong. None: drain it, it is old or known (P-6). HOLD:
+        wait for its MESSAGE. Memory once given is its alone (P-17) until one of the next three.
 
         Raises:
             ProtocolError: It belongs nowhere.
@@ -165,9 +172,16 @@ class Session:
             return None
         return self._receive_stream(header).place(header)
 
-    def mark_pending(self, header: FrameHeader) -> None:
-        """The coded bytes of a placed chunk arrived whole and go to a worker."""
-        self._receive_stream(header).mark_pending(header)
+    def mark_pending(self, header: FrameHeader) -> memoryview | None:
+        """A placed chunk arrived whole, coded: where a worker must write it; None: nowhere now."""
+        if header.view != self.view:
+            return None
+        return self._receive_stream(header).mark_pending(header)
+
+    def abandon_chunk(self, header: FrameHeader) -> None:
+        """The lane of a placed chunk is closed: of this chunk no byte is written any more."""
+        if header.view == self.view:
+            self._receive_stream(header).abandon(header)
 
     def finish_chunk(self, header: FrameHeader, *, ok: bool) -> None:
         """A chunk is in its place, and its checksum was right or not; of an old view: ignored."""
@@ -191,12 +205,16 @@ class Session:
     @property
     def has_output(self) -> bool:
         """Whether receiving led to an event or an answer."""
-        return bool(self._events or self._control)
+        return bool(self._events or self._control or self.lives.has_to_tell)
 
     def next_control(self) -> bytes | None:
         """The next frame that is not a chunk; control goes ahead of bulk (P-10)."""
         if self._control:
             return self._control.popleft()
+        gone = self.lives.next_to_tell()
+        if gone is not None:
+            # P-18: our end was closed before this snapshot, so nothing can be added to it.
+            return control_frame(FrameType.GONE, self._state_map(), view=self.view, seq=gone)
         if self._releases:
             return self._ack_frame()
         if not self._flowing:
@@ -227,10 +245,15 @@ class Session:
         """Whether a chunk cut earlier may still be written."""
         return self._flowing and chunk.view == self.view and self._bulk.is_current(chunk)
 
-    def chunk_written(self, chunk: Chunk, *, payload_length: int) -> None:
-        """The current chunk was handed to the lane, header and all."""
+    @property
+    def has_bulk(self) -> bool:
+        """Whether `next_raw` or `next_codable` is worth asking."""
+        return self._flowing and self._bulk.has_any
+
+    def chunk_written(self, chunk: Chunk, *, lane: int, payload_length: int) -> None:
+        """The current chunk was handed to this lane (0: the control lane), header and all."""
         outgoing = self._sends[chunk.stream].live[chunk.seq]
-        outgoing.unsent_bytes -= chunk.raw.nbytes
+        outgoing.wrote(lane, chunk.offset, chunk.offset + chunk.raw.nbytes)
         outgoing.wire_bytes += chunk_wire_bytes(payload_length)
 
     def events_received(self) -> list[SessionEvent]:
@@ -239,23 +262,13 @@ class Session:
 
     def _begin_resume(self) -> None:
         # P-9: a snapshot; what was released before the lane came up needs no ACK beside it.
-        self._control.append(
-            control_frame(
-                FrameType.RESUME,
-                {"streams": {n: s.state().to_map() for n, s in self._receives.items()}},
-                view=self.view,
-            )
-        )
+        self._control.append(control_frame(FrameType.RESUME, self._state_map(), view=self.view))
         self._apply_resume()
 
     def _receive_resume(self, header: FrameHeader, payload: memoryview) -> None:
         if header.view == 0 or (self._peer_resume and self._peer_resume[0] == header.view):
             raise ProtocolError("RESUME twice for one view on one lane, or for none")
-        try:
-            states = read_states(unpack(payload, payload.nbytes))
-        except ValueError as exc:
-            raise ProtocolError(f"RESUME: {exc}") from exc
-        self._peer_resume = (header.view, states)
+        self._peer_resume = (header.view, read_states(header.type, payload))
         # The peer left our view for another: what we would still send it would only drain.
         self._flowing = False
         self._apply_resume()
@@ -281,30 +294,32 @@ class Session:
 
     def _receive_message(self, header: FrameHeader, payload: memoryview) -> None:
         stream = self._receive_stream(header)
-        try:
-            message = Message.from_map(unpack(payload, MAX_MESSAGE_BYTES))
-        except ValueError as exc:
-            raise ProtocolError(f"MESSAGE: {exc}") from exc
-        if (message.stream, message.view, message.seq) != (header.stream, header.view, header.seq):
-            raise ProtocolError("MESSAGE: the map contradicts the header")
-        stream.receive_message(message)
+        stream.receive_message(read_message(header, payload))
         self.messages_received += 1
         self._deliver(stream)
 
     def _receive_ack(self, header: FrameHeader, payload: memoryview) -> None:
         stream = self._send_stream(header)
-        try:
-            seqs = get_list(unpack(payload, payload.nbytes), "seqs")
-        except ValueError as exc:
-            raise ProtocolError(f"ACK: {exc}") from exc
-        if not all(is_int(seq) for seq in seqs):
-            raise ProtocolError("ACK: seqs must be integers")
+        seqs = read_ack(payload)
         self._acked(header.stream, seqs, stream.acknowledge(seqs))
 
     def _receive_nak(self, header: FrameHeader) -> None:
         end = header.raw_offset + header.raw_length
         outgoing = self._send_stream(header).want_again(header.seq, header.raw_offset, end)
         self._bulk.push(outgoing)
+
+    def _receive_gone(self, header: FrameHeader, payload: memoryview) -> None:
+        states = read_states(header.type, payload)
+        lane = header.seq
+        if self.lives.peer_gone(lane):
+            self._events.append(LaneGone(lane=lane))
+        if self._flowing and header.view == self.view:
+            for number in set(states) & set(self._sends):
+                for outgoing in self._sends[number].lane_gone(lane, states[number]):
+                    self._bulk.push(outgoing)
+
+    def _state_map(self) -> dict[str, object]:
+        return {"streams": {n: s.state().to_map() for n, s in self._receives.items()}}
 
     def _send_stream(self, header: FrameHeader) -> SendStream:
         # Not flowing: what it is about was sent before the peer's RESUME, on this lane impossible.

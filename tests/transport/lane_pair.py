@@ -5,17 +5,7 @@ from dataclasses import dataclass, field
 
 from geotrain.transport.bulk import Chunk
 from geotrain.transport.estimator import RttEstimator
-from geotrain.transport.events import (
-    Acked,
-    BoardReceived,
-    CodedChunk,
-    Delivered,
-    Event,
-    LaneClosed,
-    PeerNamed,
-    PeerRefused,
-    ViewFailed,
-)
+from geotrain.transport.events import Acked, CodedChunk, Delivered, Event, PeerNamed
 from geotrain.transport.frame import chunk_header
 from geotrain.transport.hello import Hello
 from geotrain.transport.messages import Message, Presence, stream_id
@@ -116,6 +106,10 @@ class End:
             return True
         if self.lane.state is not State.OPEN:
             return False
+        return self.write_chunk(self.out, lane=0, limit=limit)
+
+    def write_chunk(self, out: bytearray, *, lane: int, limit: int) -> bool:
+        """One step with chunks: to the coder, raw, coded. False: nothing to do."""
         chunk = self.session.next_codable(limit)
         if chunk is not None:
             self.coding.append(chunk)
@@ -130,6 +124,11 @@ class End:
                 return True
             coded = zlib.compress(chunk.raw)
             coded = coded if len(coded) < len(chunk.raw) else None
+        out += self.frame_of(chunk, coded, lane=lane)
+        return True
+
+    def frame_of(self, chunk: Chunk, coded: bytes | None, *, lane: int) -> bytes:
+        """A chunk on its way to a lane."""
         header = chunk_header(
             stream=chunk.stream,
             view=chunk.view,
@@ -139,11 +138,10 @@ class End:
             coded_length=None if coded is None else len(coded),
         )
         body = bytearray(chunk.raw if coded is None else coded)
-        self.session.chunk_written(chunk, payload_length=len(body))
+        self.session.chunk_written(chunk, lane=lane, payload_length=len(body))
         if self.corrupt_next:
             body[0] ^= 0xFF
-        self.out += header + body
-        return True
+        return header + bytes(body)
 
     def read(self, nbytes: int, *, now: float = 0.0) -> None:
         """Take up to `nbytes` of what the peer has written."""
@@ -182,7 +180,7 @@ class End:
                 self.acked.extend(seqs)
             case CodedChunk():
                 self.coded.append(event)
-            case LaneClosed() | BoardReceived() | PeerRefused() | ViewFailed():
+            case _:
                 pass
 
     def payload_of(self, message: Message) -> bytes:

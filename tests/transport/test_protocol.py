@@ -53,7 +53,7 @@ def test_different_run_is_refused_on_both_sides_with_keys_and_values(dialler):
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"proto": 2}, "proto"),
+        ({"proto": 1}, "proto"),
         ({"version": "0.2.0"}, "version"),
         ({"run_id": "other"}, "run_id"),
         ({"region": "c"}, "peer's name"),
@@ -162,7 +162,10 @@ def test_frames_that_the_table_does_not_allow_close_the_lane():
             assert f"{kind.name} while {state.value}" in end.closed_because()
 
 
-_BARE = {FrameType.PING: 0, FrameType.PONG: 0, FrameType.NAK: 5}
+_BARE = {
+    **dict.fromkeys((FrameType.PING, FrameType.PONG, FrameType.JOINED, FrameType.LANES), 0),
+    FrameType.NAK: 5,
+}
 
 
 def test_damaged_control_frame_closes_the_lane():

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geotrain.transport.events import ViewFailed
-from geotrain.transport.frame import FrameType, ProtocolError, control_frame, parse_header
+from geotrain.transport.frame import FrameType, chunk_header, control_frame, parse_header
 from geotrain.transport.messages import Message, Presence
 from geotrain.transport.session import Session
 from geotrain.transport.transitions import State
@@ -282,9 +282,10 @@ def test_offer_and_release_name_what_is_wrong():
     b.session.release(0, VIEW + 1, [0])  # of another view: nothing
 
 
-def test_chunk_for_no_message_is_a_protocol_error():
-    a, _ = make_pair()
-    settle(a, _)
-    header = parse_header(control_frame(FrameType.NAK, view=VIEW, stream=1, seq=3, raw_length=5))
-    with pytest.raises(ProtocolError, match="before its header"):
-        a.session.place(header)
+def test_chunk_of_no_message_on_the_control_lane_is_a_protocol_error():
+    a, b = make_pair()
+    settle(a, b)
+    raw = memoryview(b"x" * 5)
+    a.out += chunk_header(stream=0, view=VIEW, seq=3, raw_offset=0, raw=raw) + raw
+    b.read(len(a.out))
+    assert "CHUNK of message 3 before its header" in b.closed_because()
