@@ -2,11 +2,21 @@
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
 
 class DialError(Exception):
     """No connection to the peer came about; the text says why, for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelCounts:
+    """What the kernel knows of a connection."""
+
+    acked_bytes: int
+    """Sent, and acknowledged by the peer's kernel."""
+    retransmitted_bytes: int
 
 
 class Receiver(Protocol):
@@ -49,6 +59,12 @@ class Carrier(Protocol):
 
     def expect_rate(self, rate_bytes_per_s: float | None) -> None:
         """What the path has carried of late, to size what waits below; None: not known."""
+
+    def pace(self, rate_bytes_per_s: float) -> None:
+        """Send no faster than this, where the kernel can see to it."""
+
+    def counts(self) -> KernelCounts | None:
+        """None where the kernel does not tell."""
 
     def close(self) -> None:
         """Close once everything written is out."""

@@ -20,6 +20,7 @@ class RttEstimator:
 
     def __init__(self) -> None:
         self._samples_s: deque[float] = deque(maxlen=RTT_SAMPLES)
+        self._recent_s: deque[float] = deque(maxlen=RTT_SAMPLES)
         self.min_s: float | None = None
         """The least ever seen on this link: the path without queues."""
         self.last_s = float("-inf")
@@ -27,9 +28,16 @@ class RttEstimator:
 
     def on_sample(self, rtt_s: float, *, now: float = 0.0) -> None:
         self._samples_s.append(rtt_s)
+        self._recent_s.append(rtt_s)
         self.last_s = now
         if self.min_s is None or rtt_s < self.min_s:
             self.min_s = rtt_s
+
+    def take_recent(self) -> list[float]:
+        """The samples since the last call."""
+        recent = list(self._recent_s)
+        self._recent_s.clear()
+        return recent
 
     def quantile_s(self, fraction: float) -> float | None:
         """The sample below which `fraction` of the recent ones lie; None before the first."""

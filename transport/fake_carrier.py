@@ -2,7 +2,7 @@
 
 import asyncio
 
-from geotrain.transport.carrier import Receiver
+from geotrain.transport.carrier import KernelCounts, Receiver
 
 
 class FakeCarrier:
@@ -47,6 +47,12 @@ class FakeCarrier:
 
     def expect_rate(self, rate_bytes_per_s: float | None) -> None:
         """Nothing waits below."""
+
+    def pace(self, rate_bytes_per_s: float) -> None:
+        """Memory has no rate."""
+
+    def counts(self) -> KernelCounts | None:
+        return None
 
     def close(self) -> None:
         self._closing = True

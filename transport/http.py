@@ -23,9 +23,10 @@ import aiohttp
 from aiohttp import http_exceptions, web
 from aiohttp.typedefs import Handler
 
-from geotrain.transport.carrier import Carrier, DialError, Receiver
+from geotrain.transport.carrier import Carrier, DialError, KernelCounts, Receiver
 from geotrain.transport.estimator import unsent_bytes
 from geotrain.transport.messages import MAX_NAME_CHARS, printable
+from geotrain.transport.tcp import pace, read_counts
 
 PATH = "/link"
 UPGRADE = "geotrain/1"
@@ -84,6 +85,12 @@ class HttpCarrier(asyncio.BufferedProtocol):
         if hasattr(socket, "TCP_NOTSENT_LOWAT") and connection.family != socket.AF_UNIX:
             wanted = unsent_bytes(rate_bytes_per_s)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, wanted)
+
+    def pace(self, rate_bytes_per_s: float) -> None:
+        pace(self._transport.get_extra_info("socket"), rate_bytes_per_s)
+
+    def counts(self) -> KernelCounts | None:
+        return read_counts(self._transport.get_extra_info("socket"))
 
     def close(self) -> None:
         self._transport.close()

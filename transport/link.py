@@ -1,21 +1,17 @@
-"""Everything between two daemons: dials, keeps one lane, carries the session over it.
-
-state       what is so                                          reason tells
-connecting  no lane yet; this side dials                        -
-down        no lane; this side dials again, or waits for a dial why the last try or lane ended
-refused     one side refused the other; tried again slowly      which keys differ, both values
-connected   a lane is open                                      -
+"""Everything between two daemons: keeps a control lane, carries the session over it and the bulk
+lanes that belong to it.
 """
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any
 
 from geotrain.transport.backoff import LONGEST_S, Backoff
+from geotrain.transport.bulk_lanes import BulkLanes
 from geotrain.transport.carrier import Carrier, Dial, DialError
 from geotrain.transport.choice import TWO_LANES, LaneFacts, why_not
 from geotrain.transport.estimator import RttEstimator
@@ -26,16 +22,23 @@ from geotrain.transport.events import (
     Delivered,
     Event,
     LaneClosed,
+    LaneGone,
+    LaneJoins,
+    LanesWished,
     PeerNamed,
     PeerRefused,
     ViewFailed,
 )
+from geotrain.transport.feed import ChunkFeed
 from geotrain.transport.frame import FrameHeader
-from geotrain.transport.hello import Hello
+from geotrain.transport.hello import Hello, Join
 from geotrain.transport.http import dial as dial_http
 from geotrain.transport.lane import CLOSE_TIMEOUT_S, Lane
-from geotrain.transport.messages import Message, Presence, printable
+from geotrain.transport.link_state import LinkState
+from geotrain.transport.lives import MAX_BULK_LANES
+from geotrain.transport.messages import Message, Presence
 from geotrain.transport.protocol import LaneProtocol
+from geotrain.transport.rate_control import RateControl
 from geotrain.transport.session import Session
 from geotrain.transport.transitions import LinkSettings as LinkSettings
 from geotrain.transport.transitions import State
@@ -44,8 +47,8 @@ from geotrain.transport.workers import ChunkWorkers, Coder
 logger = logging.getLogger(__name__)
 
 DIAL_TIMEOUT_S = 10.0
-MAX_LANES = 4
-"""Lanes of one peer in handshake or closing; more are turned away."""
+MAX_LANES = MAX_BULK_LANES + 4
+"""Connections of one peer, in handshake and closing too; more are turned away."""
 
 
 class Link:
@@ -82,12 +85,13 @@ class Link:
         self._settings = settings
         self._board = board
         self._on_board, self._on_delivered = on_board, on_delivered
-        self._on_acked, self._on_state = on_acked, on_state
+        self._on_acked = on_acked
         self._on_failed = on_failed
         if dial is None and url is not None:
             dial = partial(dial_http, url, region=hello.region, to=peer, timeout_s=DIAL_TIMEOUT_S)
         self._dial = dial
-        self._backoff = Backoff(rng or Random())
+        rng = rng or Random()
+        self._backoff = Backoff(rng)
         self._session = Session()
         self._workers = ChunkWorkers(coder)
         self._rtt = RttEstimator()
@@ -97,23 +101,43 @@ class Link:
         self._without_lane = asyncio.Event()
         self._without_lane.set()
         self._closing = False
-        self._state = "down" if dial is None else "connecting"
-        self._reason = f"waiting for region {peer} to dial in" if dial is None else ""
-        self._since = time.monotonic()
+        self._group: asyncio.TaskGroup | None = None
+        self._epoch = 0
+        self._state = LinkState(peer, dials=dial is not None, on_change=on_state)
         self._bytes_sent = self._bytes_received = self._num_lanes = 0
+        self._bulk = BulkLanes(
+            peer=peer,
+            session=self._session,
+            settings=settings,
+            dial=dial,
+            start=lambda carrier, join: self._start_lane(carrier, dialled=True, join=join),
+            rng=rng,
+        )
+        self._feed = ChunkFeed(self._session, self._workers, self._wake)
+        self._rates = RateControl(
+            peer=peer,
+            settings=settings,
+            rtt=self._rtt,
+            feed=self._feed,
+            lanes=self._bulk.open,
+            control=lambda: self._lane,
+            on_wanted=self._want_lanes,
+        )
 
     # Lanes ---------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Keep a lane until cancelled; then nothing of the link is left."""
         try:
-            if self._dial is None:
-                await asyncio.get_running_loop().create_future()
-            else:
-                await self._keep_dialling(self._dial)
+            async with asyncio.TaskGroup() as self._group:
+                if self._dial is None:
+                    await asyncio.get_running_loop().create_future()
+                else:
+                    await self._keep_dialling(self._dial)
         finally:
             self._closing = True
             self.close_view()
+            self._end_bulk("the link ends")
             for lane in list(self._lanes):
                 lane.carrier.abort()
 
@@ -127,6 +151,7 @@ class Link:
     async def close(self, reason: str) -> None:
         """Tell the peer why and close; the link dials no more. Has a deadline."""
         self._closing = True
+        self._end_bulk(reason, say=True)
         lanes = list(self._lanes)
         for lane in lanes:
             lane.close(reason)
@@ -164,7 +189,8 @@ class Link:
         """Drop the view; afterwards no ring or payload memory is read or written any more."""
         self._session.close_view()
         self._workers.stop()
-        for lane in self._lanes:
+        self._feed.forget()
+        for lane in list(self._lanes):
             lane.view_closed()
 
     def offer(self, message: Message, payload: memoryview | None) -> None:
@@ -188,23 +214,30 @@ class Link:
     def stats(self) -> dict[str, Any]:
         """The link as the status page and the ranks see it."""
         lane = self._lane
+        bulk = self._bulk.summary()
+        for row in bulk:
+            row["retransmitted_bytes"] = self._rates.retransmitted_bytes(row["lane"])
         return {
-            "state": self._state,
-            "since_s": round(time.monotonic() - self._since, 3),
-            "reason": self._reason,
+            "state": self._state.state,
+            "since_s": round(self._state.age_s, 3),
+            "reason": self._state.reason,
             "rtt_s": self._rtt.summary(),
             "rate_bytes_per_s": {
-                "send": lane.sent.rate_bytes_per_s if lane else None,
-                "receive": lane.received.rate_bytes_per_s if lane else None,
+                "send": self._feed.sent.rate_bytes_per_s,
+                "receive": self._feed.received.rate_bytes_per_s,
             },
             "bytes_sent": self._bytes_sent + sum(lane.bytes_sent for lane in self._lanes),
             "bytes_received": self._bytes_received
             + sum(lane.protocol.bytes_received for lane in self._lanes),
+            "retransmitted_bytes": self._rates.total_retransmitted_bytes,
             "messages_sent": self._session.messages_sent,
             "messages_received": self._session.messages_received,
             "lanes_opened": self._num_lanes,
+            "bulk_lanes_opened": self._bulk.num_opened,
             "peer_address": lane.carrier.peer_address if lane else "",
             "congestion": lane.carrier.congestion if lane else "",
+            "lanes": bulk,
+            **self._rates.summary(),
         }
 
     # Within --------------------------------------------------------------------------------------
@@ -217,9 +250,9 @@ class Link:
                     async with dial() as carrier:
                         await self._run_dialled(carrier)
                 except DialError as exc:
-                    self._set_state("down", str(exc))
+                    self._state.set("down", str(exc))
             # A pause between tries, not a wait for anything.
-            refused = self._state == "refused"
+            refused = self._state.state == "refused"
             await asyncio.sleep(LONGEST_S if refused else self._backoff.next_delay_s())
 
     async def _run_dialled(self, carrier: Carrier) -> None:
@@ -228,21 +261,26 @@ class Link:
             # Ends by itself: the handshake and the pings have deadlines.
             await lane.finished.wait()
 
-    def _start_lane(self, carrier: Carrier, *, dialled: bool) -> Lane:
+    def _start_lane(self, carrier: Carrier, *, dialled: bool, join: Join | None = None) -> Lane:
+        if dialled and join is None:
+            self._epoch += 1
         protocol = LaneProtocol(
-            hello=self._hello,
+            hello=replace(self._hello, epoch=self._epoch),
             dialled=dialled,
             session=self._session,
             board=self._board,
             settings=self._settings,
             rtt=self._rtt,
             now=asyncio.get_running_loop().time(),
+            join=join,
         )
         lane = Lane(
             carrier=carrier,
             protocol=protocol,
             session=self._session,
             workers=self._workers,
+            feed=self._feed,
+            takes_chunks=self._takes_chunks,
             on_events=self._on_events,
             on_finished=self._on_finished,
         )
@@ -250,19 +288,36 @@ class Link:
         lane.start()
         return lane
 
+    def _takes_chunks(self, lane: Lane) -> bool:
+        if lane is not self._lane:
+            return lane.protocol.carries_chunks
+        # P-21: the control lane carries bulk only where nothing else does.
+        return not any(one.protocol.carries_chunks for one in self._bulk.open.values())
+
     def _on_events(self, lane: Lane, events: Sequence[Event]) -> None:
+        now = asyncio.get_running_loop().time()
         for event in events:
             match event:
                 case PeerNamed():
                     self._choose(lane, event)
+                case LaneJoins(join=join):
+                    self._bulk.admit(lane, join, now=now)
+                case LaneGone(lane=number):
+                    self._bulk.gone_there(number)
+                case LanesWished(num_lanes=num_lanes):
+                    self._bulk.want(num_lanes, peer=True)
                 case PeerRefused(reason=reason):
-                    self._set_state("refused", reason)
+                    self._state.set("refused", reason)
                 case LaneClosed(reason=reason):
                     self._on_lane_closed(lane, reason)
                 case BoardReceived(entries=entries):
                     self._on_board(list(entries))
                 case _:
                     self._tell([event])
+        if lane is self._lane:
+            self._bulk.retry_held()
+        else:
+            self._wake_control()
 
     def _tell(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -282,9 +337,9 @@ class Link:
     def _on_decoded(self, header: FrameHeader, ok: bool) -> None:
         self._session.finish_chunk(header, ok=ok)
         self._tell(self._session.events_received())
-        for lane in self._lanes:
+        for lane in list(self._lanes):
             lane.throttle()
-        self._wake()
+        self._wake_control()
 
     def _choose(self, lane: Lane, peer: PeerNamed) -> None:
         """A lane has shaken hands: make it the link's lane, or close it (P-13)."""
@@ -300,50 +355,66 @@ class Link:
             return
         old, self._lane, self._lane_facts = self._lane, lane, facts
         if old is not None:
-            # P-9: the old lane ends before the new one tells what has arrived.
+            # P-9: the old lanes end before the new one tells what has arrived.
+            self._end_bulk("its control lane was replaced")
             old.close("replaced by a newer lane")
             old.carrier.abort()
         self._without_lane.clear()
         self._num_lanes += 1
         lane.protocol.admit(now=asyncio.get_running_loop().time())
         lane.set_timer()
-        self._set_state("connected", "")
+        self._state.set("connected", "", detail=lane.carrier.peer_address)
+        dialled = lane.protocol.dialled
+        self._bulk.begin(
+            boot=self._hello.boot if dialled else peer.boot,
+            epoch=self._epoch if dialled else peer.epoch,
+            dialled=dialled,
+            group=self._group,
+        )
+        if self._settings.num_lanes is not None:
+            self._want_lanes(self._settings.num_lanes)
+
+    def _end_bulk(self, reason: str, *, say: bool = False) -> None:
+        self._rates.stop()
+        self._bulk.end(reason, say=say)
+        self._feed.forget()
 
     def _on_lane_closed(self, lane: Lane, reason: str) -> None:
+        now = asyncio.get_running_loop().time()
         if lane is self._lane:
-            if time.monotonic() - self._since >= LONGEST_S:
+            if self._state.age_s >= LONGEST_S:
                 # It held; one that closes at once must not be dialled in a tight loop.
                 self._backoff.reset()
             self._lane = None
+            self._end_bulk("its control lane is gone")
             self._without_lane.set()
-            self._set_state("down", reason)
-        elif self._lane is None and self._state != "refused" and TWO_LANES not in reason:
-            self._set_state("down", reason)
+            detail = lane.protocol.last_frame(now=now)
+            if not self._closing:
+                detail += "; all lanes end, and the session goes on over the next ones"
+            self._state.set("down", reason, detail=detail)
+        elif lane.protocol.lane:
+            self._bulk.closed(lane, reason, now=now)
+        elif self._lane is None and self._state.state != "refused" and TWO_LANES not in reason:
+            self._state.set("down", reason)
 
     def _on_finished(self, lane: Lane) -> None:
         self._lanes.discard(lane)
         self._bytes_sent += lane.bytes_sent
         self._bytes_received += lane.protocol.bytes_received
 
-    def _wake(self) -> None:
+    def _want_lanes(self, num_lanes: int) -> None:
+        self._bulk.want(num_lanes)
+        if self._lane is not None and not self._lane.protocol.dialled:
+            self._lane.protocol.wish(num_lanes)
+            self._lane.wake()
+
+    def _wake_control(self) -> None:
         if self._lane is not None:
             self._lane.wake()
 
-    def _set_state(self, state: str, reason: str) -> None:
-        """Note a change, and log it in one line; the same again says nothing."""
-        reason = printable(reason)
-        if (state, reason) == (self._state, self._reason):
-            return
-        if state != self._state:
-            self._since = time.monotonic()
-        self._state, self._reason = state, reason
-        if state == "connected":
-            assert self._lane is not None
-            logger.info("= link to %s: connected (%s)", self.peer, self._lane.carrier.peer_address)
-        elif state == "refused":
-            logger.error("! link to %s: refused: %s", self.peer, reason)
-        elif self._num_lanes == 0:
-            logger.info("= link to %s: not there yet, trying again: %s", self.peer, reason)
-        else:
-            logger.warning("x link to %s: %s", self.peer, reason)
-        self._on_state()
+    def _wake(self) -> None:
+        """There may be frames or chunks to write."""
+        self._wake_control()
+        if self._feed.has_any:
+            self._bulk.wake()
+            self._rates.wake()

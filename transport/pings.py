@@ -14,16 +14,18 @@ class Pings:
         """May change at any time."""
         self._sent: deque[tuple[int, float]] = deque()
         self._count = 0
-        self._last_s: float | None = None
+        self._last_sent_s: float | None = None
         self.answered = False
         """Whether any was."""
+        self.last_s: float | None = None
+        """The newest round trip."""
         self.slowest_s = 0.0
         """The longest round trip so far."""
 
     @property
     def due_s(self) -> float:
         """When the next is to be sent; 0: at once."""
-        return 0.0 if self._last_s is None else self._last_s + self.interval_s
+        return 0.0 if self._last_sent_s is None else self._last_sent_s + self.interval_s
 
     @property
     def oldest_s(self) -> float | None:
@@ -34,7 +36,7 @@ class Pings:
         """The number of a ping that is sent now."""
         self._count += 1
         self._sent.append((self._count, now))
-        self._last_s = now
+        self._last_sent_s = now
         return self._count
 
     def on_pong(self, number: int, *, now: float) -> float | None:
@@ -46,5 +48,6 @@ class Pings:
             found, sent = self._sent.popleft()
             if found == number:
                 rtt_s = now - sent
+                self.last_s = rtt_s
                 self.slowest_s = max(self.slowest_s, rtt_s)
         return rtt_s

@@ -83,6 +83,8 @@ class LaneProtocol:
         self.close_reason = ""
         self.says_why = False
         """Whether the last frame of a closed lane tells the peer why."""
+        self.closed_by_peer = False
+        """Whether the peer said CLOSE."""
         self.bytes_received = 0
         self.retiring = False
         """Whether CLOSE is said or about to be, and only what the peer still sends is awaited."""
@@ -321,6 +323,7 @@ class LaneProtocol:
         self._refused(*read_refuse(payload), None)
 
     def _on_close(self, header: FrameHeader, payload: memoryview) -> None:
+        self.closed_by_peer = True
         self._end(f"closed by {self._hello.to}: {read_close(payload)}")
 
     def _on_board(self, header: FrameHeader, payload: memoryview) -> None:

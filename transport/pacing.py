@@ -1,0 +1,137 @@
+"""How fast a link may send so that no queue stands in front of its path. Pure.
+
+Control records share the path's queue with bulk, so what bulk leaves standing there is what control
+waits. A sender cannot see the queue, but its delay: round trips against the shortest ever seen.
+While a queue stands, what arrives per second *is* what the path carries; a cap a little below that
+drains it. While none stands, the cap rises again, slowly at first.
+"""
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+TARGET_S = 0.010
+"""A queue up to here, plus the jitter seen, is left alone: some must stand to know the rate."""
+INTERVAL_S = 0.1
+LONGEST_INTERVAL_S = 0.3
+DRAIN_S = 0.25
+"""In about this time a queue is to be gone: the deeper it is, the further below the rate."""
+LEAST_SHARE = 0.5
+STEEPEST_FALL = 0.7
+"""Of the estimated rate from one interval to the next, so that one bad sample costs little."""
+SLOW_GROWTH = 0.005
+FAST_GROWTH = 0.25
+SLOW_INTERVALS = 25
+"""So long after a queue the cap grows slowly, near the rate; then ever faster: it has changed."""
+FLOOR_BYTES_PER_S = 64e3
+
+
+class Pacing:
+    """The cap of one link's sending, all its bulk lanes together."""
+
+    def __init__(self) -> None:
+        self.cap_bytes_per_s: float | None = None
+        """None: no queue was ever seen, the kernel's own control is enough."""
+        self.reason = "no queue was seen yet"
+        self.queue_s = 0.0
+        """How long the standing queue was in the last interval."""
+        self._base_s = math.inf
+        self._jitter_s = 0.0
+        self._path_rate: float | None = None
+        self._calm_intervals = 0
+        self._episode_s = 0.0
+        self._deepest_s = 0.0
+        self._rate_before = 0.0
+
+    @property
+    def target_s(self) -> float:
+        return TARGET_S + self._jitter_s
+
+    @property
+    def is_queueing(self) -> bool:
+        return self.queue_s > self.target_s
+
+    @property
+    def interval_s(self) -> float:
+        """How long the next interval should last."""
+        if math.isinf(self._base_s):
+            return INTERVAL_S
+        return min(max(self._base_s, INTERVAL_S), LONGEST_INTERVAL_S)
+
+    def on_interval(
+        self,
+        *,
+        rtts_s: Sequence[float],
+        delivered_bytes: int,
+        elapsed_s: float,
+        busy: bool,
+        waiting_s: float = 0.0,
+    ) -> tuple[float | None, str]:
+        """Decide the cap for the next interval.
+
+        Args:
+            rtts_s: Round trips of the control lane that ended in this interval.
+            delivered_bytes: What the peer's kernel acknowledged of bulk in it.
+            busy: Whether there was bulk to send all the time.
+            waiting_s: How long the oldest unanswered ping has been waiting.
+
+        Returns:
+            Bytes per second, or None for no cap; and why.
+        """
+        lowest_s = min(rtts_s, default=waiting_s)
+        if not rtts_s and waiting_s <= self._base_s + self.target_s:
+            return self.cap_bytes_per_s, self.reason
+        if rtts_s:
+            self._base_s = min(self._base_s, lowest_s)
+        # The least of several: jitter and a busy machine delay some, a standing queue all.
+        self.queue_s = lowest_s - self._base_s
+        rate = delivered_bytes / elapsed_s
+        if self.is_queueing:
+            self._lower(rate, lowest_s, elapsed_s)
+        else:
+            if rtts_s:
+                self._jitter_s += 0.1 * (median(rtts_s) - lowest_s - self._jitter_s)
+            self._episode_s = self._deepest_s = 0.0
+            if self.cap_bytes_per_s is not None and self.queue_s < self.target_s / 3:
+                self._raise(rate, busy)
+        return self.cap_bytes_per_s, self.reason
+
+    def _lower(self, rate: float, lowest_s: float, elapsed_s: float) -> None:
+        if self.queue_s > 2 * self._deepest_s or self.queue_s < self._deepest_s / 2:
+            # A new queue, much more of it, or half of it gone: the patience begins anew.
+            if self._deepest_s == 0.0:
+                self._rate_before = rate
+                self._path_rate = None
+            self._episode_s, self._deepest_s = 0.0, self.queue_s
+        share = max(LEAST_SHARE, 1 - self.queue_s / DRAIN_S)
+        patience_s = 2 * self._deepest_s / (1 - share) + 3 * self.interval_s
+        self._episode_s += elapsed_s
+        if self._episode_s > patience_s:
+            self._accept_delay(lowest_s)
+            return
+        known = self._path_rate
+        self._path_rate = rate if known is None else max(rate, STEEPEST_FALL * known)
+        self.cap_bytes_per_s = max(FLOOR_BYTES_PER_S, share * self._path_rate)
+        self._calm_intervals = 0
+        self.reason = f"{self.queue_s * 1e3:.0f} ms of queue"
+
+    def _accept_delay(self, lowest_s: float) -> None:
+        """Less sent did not shorten it: another path, or someone else's queue."""
+        self._base_s = lowest_s
+        self.queue_s = self._episode_s = self._deepest_s = 0.0
+        self._path_rate = self._rate_before
+        self.cap_bytes_per_s = max(FLOOR_BYTES_PER_S, self._rate_before)
+        self.reason = "the delay is not from our own queue"
+
+    def _raise(self, rate: float, busy: bool) -> None:
+        assert self.cap_bytes_per_s is not None
+        cap, path_rate = self.cap_bytes_per_s, self._path_rate or 0.0
+        self._calm_intervals += 1
+        if cap < 0.98 * path_rate:
+            # The queue is drained; this much the path carried a moment ago.
+            self.cap_bytes_per_s = 0.98 * path_rate
+        elif busy and rate > 0.5 * cap:
+            excess = max(0, self._calm_intervals - SLOW_INTERVALS)
+            growth = min(SLOW_GROWTH * 1.5**excess if excess < 20 else FAST_GROWTH, FAST_GROWTH)
+            self.cap_bytes_per_s = cap * (1 + growth)
+        self.reason = "no queue"

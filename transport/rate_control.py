@@ -1,0 +1,166 @@
+"""Sees to it that a busy link has its rate: asks the estimators, and does what they say.
+
+It ticks only while there is bulk to send.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from geotrain.transport.estimator import RttEstimator
+from geotrain.transport.feed import ChunkFeed
+from geotrain.transport.lane import Lane
+from geotrain.transport.lane_count import LaneCount
+from geotrain.transport.pacing import Pacing
+from geotrain.transport.pings import BUSY_INTERVAL_S
+from geotrain.transport.transitions import LinkSettings
+
+logger = logging.getLogger(__name__)
+
+IDLE_S = 1.0
+"""So long after the last chunk the ticks end."""
+FULL_S = 5.0
+"""So long after a queue stood before it, the path counts as full."""
+
+
+class RateControl:
+    """Of one link, for what this side sends."""
+
+    def __init__(
+        self,
+        *,
+        peer: str,
+        settings: LinkSettings,
+        rtt: RttEstimator,
+        feed: ChunkFeed,
+        lanes: Mapping[int, Lane],
+        control: Callable[[], Lane | None],
+        on_wanted: Callable[[int], None],
+    ) -> None:
+        """
+        Args:
+            lanes: The open bulk lanes by number, as they are at any time.
+            on_wanted: How many bulk lanes would be best has changed.
+        """
+        self.pacing = Pacing()
+        self.count = LaneCount(settings.num_lanes)
+        self._peer = peer
+        self._settings = settings
+        self._rtt = rtt
+        self._feed = feed
+        self._lanes = lanes
+        self._control = control
+        self._on_wanted = on_wanted
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_tick = self._last_busy = self._last_full = 0.0
+        self._delivered: dict[int, int] = {}
+        self._retransmitted: dict[int, int] = {}
+        self._retransmitted_before = 0
+
+    def wake(self) -> None:
+        """There is bulk to send."""
+        if self._timer is None and self._control() is not None:
+            loop = asyncio.get_running_loop()
+            self._last_tick = self._last_busy = loop.time()
+            self._rtt.take_recent()
+            self._feed.ran_dry = True
+            self._read_delivered()
+            self._ping_every(min(BUSY_INTERVAL_S, self._settings.ping_interval_s))
+            self._timer = loop.call_later(self.pacing.interval_s, self._tick)
+
+    def stop(self) -> None:
+        """The control lane is gone, or the link ends."""
+        self._retransmitted_before = self.total_retransmitted_bytes
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._delivered.clear()
+        self._retransmitted.clear()
+
+    @property
+    def total_retransmitted_bytes(self) -> int:
+        """What the kernel is known to have sent again, on lanes that are gone too."""
+        return self._retransmitted_before + sum(self._retransmitted.values())
+
+    def retransmitted_bytes(self, number: int) -> int | None:
+        """What the kernel sent again on a lane; None where it does not tell."""
+        return self._retransmitted.get(number)
+
+    def _tick(self) -> None:
+        now = asyncio.get_running_loop().time()
+        busy, self._feed.ran_dry = not self._feed.ran_dry, False
+        if busy or self._feed.has_any:
+            self._last_busy = now
+        control = self._control()
+        if control is None or now - self._last_busy > IDLE_S:
+            self._timer = None
+            self._ping_every(self._settings.ping_interval_s)
+            return
+        elapsed_s, self._last_tick = now - self._last_tick, now
+        delivered = self._read_delivered()
+        oldest_s = control.protocol.pings.oldest_s
+        self.pacing.on_interval(
+            rtts_s=self._rtt.take_recent(),
+            delivered_bytes=delivered,
+            elapsed_s=elapsed_s,
+            busy=busy,
+            waiting_s=0.0 if oldest_s is None else now - oldest_s,
+        )
+        if self.pacing.is_queueing:
+            self._last_full = now
+        self._pace()
+        self._count_lanes(now, delivered, elapsed_s, busy)
+        self._timer = asyncio.get_running_loop().call_later(self.pacing.interval_s, self._tick)
+
+    def _count_lanes(self, now: float, delivered: int, elapsed_s: float, busy: bool) -> None:
+        before = self.count.wanted
+        wanted, reason = self.count.on_interval(
+            now=now,
+            delivered_bytes=delivered,
+            elapsed_s=elapsed_s,
+            busy=busy,
+            is_full=now - self._last_full < FULL_S,
+            rtt_s=self._rtt.min_s,
+            num_open=sum(lane.protocol.carries_chunks for lane in self._lanes.values()),
+        )
+        if wanted != before:
+            logger.info("= link to %s: %d bulk lanes wanted: %s", self._peer, wanted, reason)
+            self._on_wanted(wanted)
+
+    def _pace(self) -> None:
+        cap = self.pacing.cap_bytes_per_s
+        carrying = [lane for lane in self._lanes.values() if lane.protocol.carries_chunks]
+        for lane in carrying:
+            lane.carrier.expect_rate(lane.sent.rate_bytes_per_s)
+            if cap is not None:
+                # Before the first queue nothing is set: pacing costs the kernel timers.
+                lane.carrier.pace(cap / len(carrying))
+
+    def _read_delivered(self) -> int:
+        """Bytes that all bulk lanes have delivered since the last time."""
+        total = 0
+        for number in self._delivered.keys() - self._lanes.keys():
+            del self._delivered[number]
+            self._retransmitted_before += self._retransmitted.pop(number, 0)
+        for number, lane in self._lanes.items():
+            counts = lane.carrier.counts()
+            seen = lane.bytes_sent if counts is None else counts.acked_bytes
+            total += max(0, seen - self._delivered.get(number, 0))
+            self._delivered[number] = seen
+            if counts is not None:
+                self._retransmitted[number] = counts.retransmitted_bytes
+        return total
+
+    def _ping_every(self, interval_s: float) -> None:
+        control = self._control()
+        if control is not None:
+            control.protocol.pings.interval_s = interval_s
+            control.set_timer()
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "paced_bytes_per_s": self.pacing.cap_bytes_per_s,
+            "pacing_reason": self.pacing.reason,
+            "lanes_reason": self.count.reason,
+        }
