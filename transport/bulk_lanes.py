@@ -21,6 +21,8 @@ from geotrain.transport.transitions import LinkSettings
 
 logger = logging.getLogger(__name__)
 
+GRACE_S = 2.0
+"""So long without a bulk lane, and the control lane carries bulk too (P-21)."""
 NOT_NEEDED = "fewer lanes carry as much"
 
 
@@ -44,11 +46,13 @@ class BulkLanes:
         settings: LinkSettings,
         dial: Dial | None,
         start: Callable[[Carrier, Join], Lane],
+        on_missing: Callable[[], None],
         rng: Random,
     ) -> None:
         """
         Args:
             start: Begins a lane on a connection dialled here.
+            on_missing: `are_missing` has become true.
         """
         self.open: dict[int, Lane] = {}
         """By number; some may not carry chunks yet, or any more."""
@@ -58,6 +62,10 @@ class BulkLanes:
         self._settings = settings
         self._dial = dial
         self._start = start
+        self._on_missing = on_missing
+        self._missing_timer: asyncio.TimerHandle | None = None
+        self.are_missing = False
+        """Whether there should be bulk lanes, and for some time none has been open."""
         self._rng = rng
         self._group: asyncio.TaskGroup | None = None
         self._slots: list[_Slot] = []
@@ -84,6 +92,7 @@ class BulkLanes:
         self._dialled = dialled
         self._group = group
         self._wanted_there = 1
+        self._watch_missing()
         self._match()
 
     def end(self, reason: str, *, say: bool = False) -> None:
@@ -93,12 +102,16 @@ class BulkLanes:
             say: Tell the peer, on each lane.
         """
         self._epoch = None
+        self._watch_missing()
+        if say:
+            for slot in self._slots:
+                slot.wanted = False
+            for lane in list(self.open.values()):
+                lane.close(reason)
+            self._slots = [slot for slot in self._slots if slot.lane is None]
         self._match()
         for lane in list(self.open.values()):
-            if say:
-                lane.close(reason)
-            else:
-                lane.drop(reason)
+            lane.drop(reason)
 
     def want(self, num_lanes: int, *, peer: bool = False) -> None:
         """So many would be best for what this side, or the peer, has to send."""
@@ -129,6 +142,7 @@ class BulkLanes:
             return
         self.num_opened += 1
         self.open[number] = lane
+        self._watch_missing()
         lane.protocol.admit(now=now)
         lane.set_timer()
 
@@ -145,6 +159,7 @@ class BulkLanes:
         if self.open.get(number) is not lane:
             return
         del self.open[number]
+        self._watch_missing()
         if self._epoch is None:
             return  # The control lane's own line tells it.
         if lane.protocol.retiring or lane.protocol.closed_by_peer:
@@ -171,6 +186,19 @@ class BulkLanes:
         """A MESSAGE has come: a lane may have waited for it (P-19)."""
         for lane in list(self.open.values()):
             lane.retry_held()
+
+    def _watch_missing(self) -> None:
+        self.are_missing = False
+        if self._missing_timer is not None:
+            self._missing_timer.cancel()
+            self._missing_timer = None
+        if self._epoch is not None and not self.open:
+            loop = asyncio.get_running_loop()
+            self._missing_timer = loop.call_later(GRACE_S, self._miss)
+
+    def _miss(self) -> None:
+        self.are_missing = True
+        self._on_missing()
 
     # Dialling ------------------------------------------------------------------------------------
 

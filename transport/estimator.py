@@ -10,8 +10,9 @@ FIRST_CHUNK_BYTES = 256 * 1024
 CHUNK_S = 0.005
 """A control frame waits for one chunk at most, so a chunk lasts about this long."""
 
-UNSENT_S = 0.002
-"""What waits in the kernel delays a control frame, and too little of it costs a wake-up each."""
+UNSENT_S = 0.010
+"""What waits in the kernel overtakes nothing any more; too little of it, and the path stands still
+whenever our loop is late. Control is not delayed by it: it has a connection of its own."""
 FIRST_UNSENT_BYTES = 128 * 1024
 
 

@@ -111,9 +111,10 @@ class Link:
             settings=settings,
             dial=dial,
             start=lambda carrier, join: self._start_lane(carrier, dialled=True, join=join),
+            on_missing=self._wake_control,
             rng=rng,
         )
-        self._feed = ChunkFeed(self._session, self._workers, self._wake)
+        self._feed = ChunkFeed(self._session, self._workers, self._wake_for_chunks)
         self._rates = RateControl(
             peer=peer,
             settings=settings,
@@ -291,8 +292,8 @@ class Link:
     def _takes_chunks(self, lane: Lane) -> bool:
         if lane is not self._lane:
             return lane.protocol.carries_chunks
-        # P-21: the control lane carries bulk only where nothing else does.
-        return not any(one.protocol.carries_chunks for one in self._bulk.open.values())
+        # P-21: the control lane carries bulk only where nothing else has for some time.
+        return self._bulk.are_missing
 
     def _on_events(self, lane: Lane, events: Sequence[Event]) -> None:
         now = asyncio.get_running_loop().time()
@@ -389,7 +390,7 @@ class Link:
             self._end_bulk("its control lane is gone")
             self._without_lane.set()
             detail = lane.protocol.last_frame(now=now)
-            if not self._closing:
+            if not (self._closing or lane.protocol.closed_by_peer):
                 detail += "; all lanes end, and the session goes on over the next ones"
             self._state.set("down", reason, detail=detail)
         elif lane.protocol.lane:
@@ -416,5 +417,10 @@ class Link:
         """There may be frames or chunks to write."""
         self._wake_control()
         if self._feed.has_any:
-            self._bulk.wake()
-            self._rates.wake()
+            self._wake_for_chunks()
+
+    def _wake_for_chunks(self) -> None:
+        self._rates.wake()
+        self._bulk.wake()
+        if self._lane is not None and self._takes_chunks(self._lane):
+            self._lane.wake()

@@ -7,6 +7,7 @@ drains it. While none stands, the cap rises again, slowly at first.
 """
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from statistics import median
 
@@ -23,6 +24,15 @@ SLOW_GROWTH = 0.005
 FAST_GROWTH = 0.25
 SLOW_INTERVALS = 25
 """So long after a queue the cap grows slowly, near the rate; then ever faster: it has changed."""
+SEARCH_GROWTH = 0.1
+"""While two queues in a row have not shown about the same rate, the rate is not known."""
+SAME_RATE = 0.2
+CERTAIN = 4
+"""A queue of so many times the target is acted on at once; a smaller one when it is there twice."""
+RETURN_GROWTH = 0.05
+"""Back to what the path carried of late, where one bad moment had lowered the cap."""
+PEAK_INTERVALS = 50
+PEAK_SHARE = 0.9
 FLOOR_BYTES_PER_S = 64e3
 
 
@@ -37,11 +47,15 @@ class Pacing:
         """How long the standing queue was in the last interval."""
         self._base_s = math.inf
         self._jitter_s = 0.0
-        self._path_rate: float | None = None
+        self._path_rate = 0.0
+        self._rates: deque[float] = deque(maxlen=PEAK_INTERVALS)
+        self._confirmed = False
+        self._previous_rate = 0.0
         self._calm_intervals = 0
+        self._was_over = False
         self._episode_s = 0.0
         self._deepest_s = 0.0
-        self._rate_before = 0.0
+        self._cap_before: float | None = None
 
     @property
     def target_s(self) -> float:
@@ -86,22 +100,26 @@ class Pacing:
         # The least of several: jitter and a busy machine delay some, a standing queue all.
         self.queue_s = lowest_s - self._base_s
         rate = delivered_bytes / elapsed_s
+        self._rates.append(rate)
+        was_over, self._was_over = self._was_over, self.is_queueing
         if self.is_queueing:
-            self._lower(rate, lowest_s, elapsed_s)
+            if was_over or self.queue_s > CERTAIN * self.target_s:
+                self._lower(rate, lowest_s, elapsed_s)
         else:
             if rtts_s:
                 self._jitter_s += 0.1 * (median(rtts_s) - lowest_s - self._jitter_s)
-            self._episode_s = self._deepest_s = 0.0
+            if self._deepest_s > 0.0:
+                self._end_episode()
             if self.cap_bytes_per_s is not None and self.queue_s < self.target_s / 3:
                 self._raise(rate, busy)
         return self.cap_bytes_per_s, self.reason
 
     def _lower(self, rate: float, lowest_s: float, elapsed_s: float) -> None:
+        if self._deepest_s == 0.0:
+            self._cap_before = self.cap_bytes_per_s
+            self._path_rate = self._peak
         if self.queue_s > 2 * self._deepest_s or self.queue_s < self._deepest_s / 2:
             # A new queue, much more of it, or half of it gone: the patience begins anew.
-            if self._deepest_s == 0.0:
-                self._rate_before = rate
-                self._path_rate = None
             self._episode_s, self._deepest_s = 0.0, self.queue_s
         share = max(LEAST_SHARE, 1 - self.queue_s / DRAIN_S)
         patience_s = 2 * self._deepest_s / (1 - share) + 3 * self.interval_s
@@ -109,29 +127,40 @@ class Pacing:
         if self._episode_s > patience_s:
             self._accept_delay(lowest_s)
             return
-        known = self._path_rate
-        self._path_rate = rate if known is None else max(rate, STEEPEST_FALL * known)
+        self._path_rate = max(rate, STEEPEST_FALL * self._path_rate)
         self.cap_bytes_per_s = max(FLOOR_BYTES_PER_S, share * self._path_rate)
         self._calm_intervals = 0
         self.reason = f"{self.queue_s * 1e3:.0f} ms of queue"
+
+    def _end_episode(self) -> None:
+        before, self._previous_rate = self._previous_rate, self._path_rate
+        self._confirmed = abs(self._path_rate - before) < SAME_RATE * self._path_rate
+        self._episode_s = self._deepest_s = 0.0
 
     def _accept_delay(self, lowest_s: float) -> None:
         """Less sent did not shorten it: another path, or someone else's queue."""
         self._base_s = lowest_s
         self.queue_s = self._episode_s = self._deepest_s = 0.0
-        self._path_rate = self._rate_before
-        self.cap_bytes_per_s = max(FLOOR_BYTES_PER_S, self._rate_before)
+        self.cap_bytes_per_s = self._cap_before
         self.reason = "the delay is not from our own queue"
 
     def _raise(self, rate: float, busy: bool) -> None:
         assert self.cap_bytes_per_s is not None
-        cap, path_rate = self.cap_bytes_per_s, self._path_rate or 0.0
+        cap = self.cap_bytes_per_s
         self._calm_intervals += 1
-        if cap < 0.98 * path_rate:
+        if cap < 0.98 * self._path_rate:
             # The queue is drained; this much the path carried a moment ago.
-            self.cap_bytes_per_s = 0.98 * path_rate
+            self.cap_bytes_per_s = 0.98 * self._path_rate
+        elif cap < PEAK_SHARE * self._peak:
+            self.cap_bytes_per_s = cap * (1 + RETURN_GROWTH)
         elif busy and rate > 0.5 * cap:
             excess = max(0, self._calm_intervals - SLOW_INTERVALS)
-            growth = min(SLOW_GROWTH * 1.5**excess if excess < 20 else FAST_GROWTH, FAST_GROWTH)
-            self.cap_bytes_per_s = cap * (1 + growth)
+            growth = SLOW_GROWTH * 1.5**excess if excess < 20 else FAST_GROWTH
+            if not self._confirmed:
+                growth = max(growth, SEARCH_GROWTH)
+            self.cap_bytes_per_s = cap * (1 + min(growth, FAST_GROWTH))
         self.reason = "no queue"
+
+    @property
+    def _peak(self) -> float:
+        return max(self._rates, default=0.0)

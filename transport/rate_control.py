@@ -67,7 +67,7 @@ class RateControl:
             self._feed.ran_dry = True
             self._read_delivered()
             self._ping_every(min(BUSY_INTERVAL_S, self._settings.ping_interval_s))
-            self._timer = loop.call_later(self.pacing.interval_s, self._tick)
+            self._again()
 
     def stop(self) -> None:
         """The control lane is gone, or the link ends."""
@@ -99,6 +99,11 @@ class RateControl:
             return
         elapsed_s, self._last_tick = now - self._last_tick, now
         delivered = self._read_delivered()
+        if elapsed_s > 1.5 * self.pacing.interval_s:
+            # Round trips of this interval show our own loop that stood, not the path.
+            self._rtt.take_recent()
+            self._again()
+            return
         oldest_s = control.protocol.pings.oldest_s
         self.pacing.on_interval(
             rtts_s=self._rtt.take_recent(),
@@ -111,6 +116,9 @@ class RateControl:
             self._last_full = now
         self._pace()
         self._count_lanes(now, delivered, elapsed_s, busy)
+        self._again()
+
+    def _again(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self.pacing.interval_s, self._tick)
 
     def _count_lanes(self, now: float, delivered: int, elapsed_s: float, busy: bool) -> None:

@@ -6,11 +6,17 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from geotrain.transport import bulk_lanes
 from geotrain.transport.carrier import DialError
+from geotrain.transport.estimator import RttEstimator
 from geotrain.transport.fake_carrier import carrier_pair
+from geotrain.transport.hello import Join
 from geotrain.transport.http import LinkServer
+from geotrain.transport.lane import Lane
 from geotrain.transport.link import MAX_LANES, Link, LinkSettings
 from geotrain.transport.messages import Message, Presence
+from geotrain.transport.protocol import LaneProtocol
+from geotrain.transport.session import Session
 from tests.transport.lane_pair import RUN, make_hello
 
 VIEW = 7
@@ -32,7 +38,7 @@ class ZlibCoder:
 class Site:
     """A daemon's part around one link: keeps what it is told, releases at once unless held."""
 
-    def __init__(self, region: str, *, url=None, dial=None, coder=None, **changes) -> None:
+    def __init__(self, region: str, *, url=None, dial=None, coder=None, num_lanes=None, **changes):
         self.hello = make_hello(region, **changes)
         self.changed = asyncio.Event()
         self.acked: list[int] = []
@@ -49,7 +55,7 @@ class Site:
             peer=self.hello.to,
             url=url,
             coder=coder or ZlibCoder(),
-            settings=LinkSettings(ping_interval_s=0.1, silent_s=2.0),
+            settings=LinkSettings(ping_interval_s=0.1, silent_s=2.0, num_lanes=num_lanes),
             board=lambda: [Presence(region=region, revision=1)],
             on_board=self._on_board,
             on_delivered=self._on_delivered,
@@ -129,15 +135,15 @@ async def running(*sites: Site):
 
 
 @asynccontextmanager
-async def served(*, dialler_changes=None, both_dial=False, coder=None):
+async def served(*, dialler_changes=None, both_dial=False, coder=None, num_lanes=None):
     """Two sites over real sockets: a dials b; with `both_dial` b also dials a."""
     server_a, server_b = LinkServer(), LinkServer()
     sites: dict[str, Site] = {}
     await server_a.start("127.0.0.1", 0, lambda region: sites["a"].link if region == "b" else None)
     await server_b.start("127.0.0.1", 0, lambda region: sites["b"].link if region == "a" else None)
-    sites["a"] = Site(
-        "a", url=f"http://127.0.0.1:{server_b.port}", coder=coder, **(dialler_changes or {})
-    )
+    url = f"http://127.0.0.1:{server_b.port}"
+    changes = dialler_changes or {}
+    sites["a"] = Site("a", url=url, coder=coder, num_lanes=num_lanes, **changes)
     url = f"http://127.0.0.1:{server_a.port}" if both_dial else None
     sites["b"] = Site("b", url=url, coder=coder)
     try:
@@ -203,6 +209,163 @@ async def test_connection_reset_in_mid_message_resumes():
         assert b.link.stats()["lanes_opened"] == 4
         # What had arrived was not sent again: six messages of about 2 MB, three cuts of a few MiB.
         assert a.link.stats()["bytes_sent"] < 6 * 2_300_000 + 3 * 4_000_000
+
+
+async def _bulk_lane(site: Site) -> Lane:
+    async with asyncio.timeout(DEADLINE_S):
+        while not any(lane.protocol.carries_chunks for lane in site.link._bulk.open.values()):
+            await asyncio.sleep(0)
+    return next(iter(site.link._bulk.open.values()))
+
+
+@pytest.mark.parametrize("num_lanes", [1, 4])
+async def test_bulk_lane_reset_in_mid_message_costs_only_what_it_had_not_delivered(num_lanes):
+    async with served(num_lanes=num_lanes) as (a, b):
+        await _bulk_lane(a)
+        await _bulk_lane(b)
+        a.open_view()
+        b.open_view()
+        payloads = _payloads(6)
+        for payload in payloads:
+            a.offer(payload, hints=((1_000_000, 2_000_000),))
+            b.offer(payload)
+        for resets in range(1, 4):
+            await _reach(b, resets * 2_000_000)
+            lane = await _bulk_lane(a if resets % 2 else b)
+            lane.carrier.abort()
+        for site in (a, b):
+            await site.until(lambda site=site: len(site.acked) == len(site.delivered) == 6)
+            assert site.delivered == payloads
+            assert site.link.stats()["lanes_opened"] == 1  # the control lane never broke
+        assert a.link.stats()["bytes_sent"] < 6 * 2_300_000 + 3 * num_lanes * 2_000_000
+
+
+async def test_all_lanes_reset_at_once():
+    async with served(num_lanes=4) as (a, b):
+        a.open_view()
+        b.open_view()
+        payloads = _payloads(6)
+        for payload in payloads:
+            a.offer(payload)
+        await _bulk_lane(a)
+        await _reach(b, 3_000_000)
+        for lane in list(a.link._lanes):
+            lane.carrier.abort()
+        await a.until(lambda: len(a.acked) == 6)
+        assert b.delivered == payloads
+        assert b.link.stats()["lanes_opened"] == 2
+
+
+async def test_the_number_of_lanes_configured_is_dialled_and_kept(caplog):
+    caplog.set_level(logging.INFO, "geotrain")
+    async with served(num_lanes=3) as (a, b):
+        await _lanes_there(a, b, 3)
+        next(iter(b.link._bulk.open.values())).carrier.abort()
+        async with asyncio.timeout(DEADLINE_S):
+            while a.link.stats()["bulk_lanes_opened"] < 4:
+                await asyncio.sleep(0)
+        await _lanes_there(a, b, 3)
+        rows = a.link.stats()["lanes"]
+        assert [row["lane"] for row in rows] == sorted(row["lane"] for row in rows)
+    told = [record.message for record in caplog.records if "goes over" in record.message]
+    assert any("lane 1" in line and "2 other lanes" in line for line in told)
+    assert any("dialled again" in line for line in told)
+
+
+async def _lanes_there(a: Site, b: Site, number: int) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not all(len(site.link.stats()["lanes"]) == number for site in (a, b)):
+            await asyncio.sleep(0)
+
+
+async def test_fewer_lanes_are_wanted_and_nothing_is_lost():
+    async with served() as (a, b):
+        a.open_view()
+        b.open_view()
+        a.link._bulk.want(4)
+        await _lanes_there(a, b, 4)
+        payloads = _payloads(6)
+        for payload in payloads:
+            a.offer(payload)
+            b.offer(payload)
+        await _reach(b, 1_000_000)
+        a.link._bulk.want(1)
+        for site in (a, b):
+            await site.until(lambda site=site: len(site.acked) == len(site.delivered) == 6)
+            assert site.delivered == payloads
+        await _lanes_there(a, b, 1)
+
+
+async def test_the_side_that_cannot_dial_has_its_wish_heard():
+    async with served() as (a, b):
+        await b.until(lambda: b.state == "connected")
+        b.link._want_lanes(3)
+        await _lanes_there(a, b, 3)
+
+
+async def test_bulk_goes_over_the_control_lane_where_no_other_can_be_had(monkeypatch):
+    monkeypatch.setattr(bulk_lanes, "GRACE_S", 0.2)
+    dials = 0
+
+    @asynccontextmanager
+    async def dial():
+        nonlocal dials
+        dials += 1
+        if dials > 1:
+            raise DialError("one connection is all there is")
+        near, far = carrier_pair(automatic=True)
+        b.link.accept(far)
+        yield near
+        near.abort()
+
+    a, b = Site("a", dial=dial), Site("b")
+    async with running(a, b):
+        a.open_view()
+        b.open_view()
+        payload = _payloads(1)[0]
+        a.offer(payload)
+        b.offer(payload)
+        for site in (a, b):
+            await site.until(lambda site=site: site.acked == [0])
+            assert site.delivered == [payload]
+
+
+async def test_bulk_lane_of_another_control_lane_is_turned_away():
+    async with served() as (_a, b):
+        await _bulk_lane(b)
+        near, far = carrier_pair(automatic=True)
+        stranger = LaneProtocol(
+            hello=make_hello("a"),
+            dialled=True,
+            session=Session(),
+            board=list,
+            settings=LinkSettings(),
+            rtt=RttEstimator(),
+            now=0.0,
+            join=Join(boot=1, epoch=99, lane=7),
+        )
+        ended = asyncio.Event()
+        near.start(_Stranger(stranger, ended))
+        b.link.accept(far)
+        near.write(stranger.next_control())
+        async with asyncio.timeout(DEADLINE_S):
+            await ended.wait()
+        assert stranger.close_reason == "closed by b: its control lane is gone"
+        assert b.state == "connected"
+
+
+class _Stranger:
+    def __init__(self, protocol: LaneProtocol, ended: asyncio.Event) -> None:
+        self._protocol, self._ended = protocol, ended
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._protocol.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._protocol.buffer_updated(nbytes, now=0.0)
+
+    def connection_lost(self, reason: str) -> None:
+        self._ended.set()
 
 
 async def test_held_messages_survive_a_reset_and_are_released_afterwards():
