@@ -83,10 +83,12 @@ class LaneCount:
             self._settling_s = 0.0
 
     def _consider(self, now: float, rate: float) -> None:
-        if self._rate is not None and rate < FALL * self._rate:
-            self._next_try, self._pause_s = now, FIRST_PAUSE_S
+        fell = self._rate is not None and rate < FALL * self._rate
         self._rate = rate
-        if now >= self._next_try and self.wanted < MAX_BULK_LANES:
+        if fell:
+            # This time was partly before, partly after: compare with a whole one.
+            self._next_try, self._pause_s = now, FIRST_PAUSE_S
+        elif now >= self._next_try and self.wanted < MAX_BULK_LANES:
             self._before = (self.wanted, rate)
             self._trying_since = now
             self.wanted = min(2 * self.wanted, MAX_BULK_LANES)

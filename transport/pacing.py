@@ -23,12 +23,14 @@ STEEPEST_FALL = 0.7
 SLOW_GROWTH = 0.005
 FAST_GROWTH = 0.25
 SLOW_INTERVALS = 25
-"""So long after a queue the cap grows slowly, near the rate; then ever faster: it has changed."""
+"""So long after a queue the cap grows slowly, near the rate; then ever faster: it has changed.
+Growth is by INTERVAL_S."""
 SEARCH_GROWTH = 0.1
 """While two queues in a row have not shown about the same rate, the rate is not known."""
 SAME_RATE = 0.2
 CERTAIN = 4
 """A queue of so many times the target is acted on at once; a smaller one when it is there twice."""
+GOT_THROUGH = 0.8
 RETURN_GROWTH = 0.05
 """Back to what the path carried of late, where one bad moment had lowered the cap."""
 PEAK_INTERVALS = 50
@@ -123,7 +125,9 @@ class Pacing:
             self._episode_s, self._deepest_s = 0.0, self.queue_s
         share = max(LEAST_SHARE, 1 - self.queue_s / DRAIN_S)
         patience_s = 2 * self._deepest_s / (1 - share) + 3 * self.interval_s
-        self._episode_s += elapsed_s
+        if self.cap_bytes_per_s is not None and rate >= GOT_THROUGH * self.cap_bytes_per_s:
+            # Less is sent than leaves the queue, if it is ours: it must become shorter.
+            self._episode_s += elapsed_s
         if self._episode_s > patience_s:
             self._accept_delay(lowest_s)
             return
@@ -152,14 +156,17 @@ class Pacing:
             # The queue is drained; this much the path carried a moment ago.
             self.cap_bytes_per_s = 0.98 * self._path_rate
         elif cap < PEAK_SHARE * self._peak:
-            self.cap_bytes_per_s = cap * (1 + RETURN_GROWTH)
+            self._grow(RETURN_GROWTH)
         elif busy and rate > 0.5 * cap:
             excess = max(0, self._calm_intervals - SLOW_INTERVALS)
             growth = SLOW_GROWTH * 1.5**excess if excess < 20 else FAST_GROWTH
-            if not self._confirmed:
-                growth = max(growth, SEARCH_GROWTH)
-            self.cap_bytes_per_s = cap * (1 + min(growth, FAST_GROWTH))
+            self._grow(min(growth if self._confirmed else max(growth, SEARCH_GROWTH), FAST_GROWTH))
         self.reason = "no queue"
+
+    def _grow(self, growth: float) -> None:
+        # Per INTERVAL_S: what is too much stands in the queue for as long as an interval lasts.
+        assert self.cap_bytes_per_s is not None
+        self.cap_bytes_per_s *= 1 + growth * INTERVAL_S / self.interval_s
 
     @property
     def _peak(self) -> float:

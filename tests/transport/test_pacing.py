@@ -1,0 +1,123 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geotrain.transport.pacing import FLOOR_BYTES_PER_S, INTERVAL_S, LONGEST_INTERVAL_S, Pacing
+from tests.transport.simulated_path import Path
+
+MBIT = 1e6 / 8
+
+
+@pytest.mark.parametrize("mbit", [5, 20, 100, 1000, 5000])
+@pytest.mark.parametrize("rtt_s", [0.01, 0.1, 0.25])
+@pytest.mark.parametrize("jitter_s", [0.0, 0.005])
+def test_rate_is_found_within_seconds_and_held_with_little_queue(mbit, rtt_s, jitter_s):
+    path = Path(rate=mbit * MBIT, rtt_s=rtt_s, jitter_s=jitter_s)
+    settled_s = 5.0 + 20 * rtt_s
+    path.run(settled_s)
+    assert path.run(20.0) >= 0.95
+    assert path.loaded_delay_s(0.99, since=settled_s) < 0.028 + 6 * jitter_s
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_jitter_does_not_make_it_collapse(seed):
+    path = Path(rate=1000 * MBIT, rtt_s=0.1, jitter_s=0.005, seed=seed)
+    path.run(3.0)
+    for _ in range(20):
+        assert path.run(1.0) > 0.85
+
+
+def test_a_path_without_a_queue_has_no_cap():
+    path = Path(rate=1000 * MBIT, rtt_s=0.1, backlog=0.0)
+    for _ in range(20):
+        path.backlog = 1e6
+        path.run(0.3)
+    assert {cap for _, cap in path.caps} == {None}
+
+
+def test_a_faster_path_is_found():
+    path = Path(rate=50 * MBIT, rtt_s=0.1)
+    path.run(8.0)
+    path.rate = 1000 * MBIT
+    path.run(8.0)
+    assert path.run(5.0) > 0.93
+
+
+@pytest.mark.parametrize("rate_after", [500, 100, 20])
+def test_a_slower_path_loses_its_queue_within_seconds(rate_after):
+    path = Path(rate=1000 * MBIT, rtt_s=0.1, queue_limit_s=0.5)
+    path.run(8.0)
+    path.rate = rate_after * MBIT
+    path.run(8.0)
+    assert path.run(5.0) > 0.9
+    assert path.loaded_delay_s(0.99, since=16.0) < 0.05
+
+
+def test_a_longer_path_is_accepted_and_the_rate_comes_back():
+    path = Path(rate=1000 * MBIT, rtt_s=0.1)
+    path.run(8.0)
+    path.rtt_s = 0.25
+    path.run(8.0)
+    assert path.run(5.0) > 0.9
+
+
+def test_a_queue_of_others_does_not_starve_us():
+    path = Path(rate=500 * MBIT, rtt_s=0.1)
+    path.run(5.0)
+    path.others_delay_s = 0.15
+    path.run(6.0)
+    assert path.run(10.0) > 0.85
+
+
+def test_bursts_go_out_at_the_rate_of_the_path():
+    path = Path(rate=1000 * MBIT, rtt_s=0.1, backlog=0.0)
+    for _ in range(100):
+        path.backlog = 8e6  # 64 ms of the rate, every 200 ms
+        path.run(0.2)
+    caps = [cap for at, cap in path.caps if at > 10.0 and cap is not None]
+    assert all(cap > 0.8 * path.rate for cap in caps)
+
+
+def test_one_interval_of_delay_is_not_acted_on():
+    pacing = Pacing()
+    for _ in range(10):
+        pacing.on_interval(rtts_s=[0.1] * 4, delivered_bytes=10**7, elapsed_s=0.1, busy=True)
+    cap, _ = pacing.on_interval(rtts_s=[0.12] * 4, delivered_bytes=10**7, elapsed_s=0.1, busy=True)
+    assert cap is None
+
+
+def test_no_answer_at_all_counts_as_the_time_waited():
+    pacing = Pacing()
+    for _ in range(10):
+        pacing.on_interval(rtts_s=[0.1] * 4, delivered_bytes=10**7, elapsed_s=0.1, busy=True)
+    cap, reason = pacing.on_interval(
+        rtts_s=[], delivered_bytes=10**7, elapsed_s=0.1, busy=True, waiting_s=0.4
+    )
+    assert cap is not None and cap < 10**8 and reason == "300 ms of queue"
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.floats(1e-4, 30.0), max_size=5),
+            st.integers(0, 10**10),
+            st.floats(0.01, 5.0),
+            st.booleans(),
+            st.floats(0.0, 30.0),
+        ),
+        max_size=80,
+    )
+)
+def test_whatever_is_measured_the_cap_stays_above_its_floor(intervals):
+    pacing = Pacing()
+    for rtts_s, delivered_bytes, elapsed_s, busy, waiting_s in intervals:
+        cap, reason = pacing.on_interval(
+            rtts_s=rtts_s,
+            delivered_bytes=delivered_bytes,
+            elapsed_s=elapsed_s,
+            busy=busy,
+            waiting_s=waiting_s,
+        )
+        assert cap is None or cap >= FLOOR_BYTES_PER_S
+        assert reason
+        assert INTERVAL_S <= pacing.interval_s <= LONGEST_INTERVAL_S
