@@ -27,6 +27,7 @@ from geotrain.configuration.problems import Files, Finding, as_problem, problems
 from geotrain.configuration.rules import (
     SOCKET_PATH_LIMIT_BYTES,
     check_address,
+    check_lanes,
     check_url,
     check_window,
     default_socket_path,
@@ -162,6 +163,9 @@ class LinkConfig(_Table):
     """ "plaintext" says in words that unencrypted links beyond private networks are meant."""
     ping_interval_s: float = Field(default=1.0, gt=0, le=60)
     """Seconds between pings; 1.0 costs nothing and keeps NAT entries alive."""
+    lanes: Annotated[Literal["auto"] | int, BeforeValidator(check_lanes)] = "auto"
+    """Connections that carry tensors, beside the one for control; "auto" has as many as it pays to
+    have. A number holds where this site dials, and is a wish where the peer does."""
 
 
 class LivenessConfig(_Table):

@@ -323,6 +323,14 @@ def test_liveness_limits_must_fit_together(tmp_path):
     assert "at most half" in found["site.link.ping_interval_s"].allowed
 
 
+def test_lanes_are_a_number_or_auto(tmp_path):
+    assert load(tmp_path, RUN + SITE).site.link.lanes == "auto"
+    assert load(tmp_path, RUN + SITE + "link.lanes = 8").site.link.lanes == 8
+    for wrong in ("0", "65", '"many"', "true", "1.5"):
+        found = problems(tmp_path, RUN + SITE + f"link.lanes = {wrong}")
+        assert 'must be "auto" or a whole number' in found["site.link.lanes"].allowed
+
+
 def test_hash_is_over_the_resolved_run(tmp_path):
     short = load(tmp_path, RUN + SITE)
     spelt_out = load(

@@ -14,6 +14,8 @@ from statistics import median
 TARGET_S = 0.010
 """A queue up to here, plus the jitter seen, is left alone: some must stand to know the rate."""
 INTERVAL_S = 0.1
+FIRST_INTERVAL_S = 0.05
+"""Before the first cap: a connection that starts doubles its rate with every round trip."""
 LONGEST_INTERVAL_S = 0.3
 DRAIN_S = 0.25
 """In about this time a queue is to be gone: the deeper it is, the further below the rate."""
@@ -70,8 +72,8 @@ class Pacing:
     @property
     def interval_s(self) -> float:
         """How long the next interval should last."""
-        if math.isinf(self._base_s):
-            return INTERVAL_S
+        if self.cap_bytes_per_s is None:
+            return FIRST_INTERVAL_S
         return min(max(self._base_s, INTERVAL_S), LONGEST_INTERVAL_S)
 
     def on_interval(

@@ -17,6 +17,8 @@ from geotrain.errors import GeotrainError
 
 TIMEOUT_S = 5.0
 ANSWER_LIMIT_BYTES = 16 << 20
+SHOWN_LANES = 8
+"""Of each link; `--json` has all."""
 
 
 def status(config: Config, *, stacks: bool, as_json: bool) -> int:
@@ -83,6 +85,8 @@ def show(document: Mapping[str, Any], console: Console) -> None:
     console.print(_ranks(document["ranks"]))
     if document["links"]:
         console.print(_links(document["links"]))
+        if any(link.get("lanes") for link in document["links"].values()):
+            console.print(_lanes(document["links"]))
         for peer, link in document["links"].items():
             if link.get("reason"):
                 console.print(f"{peer}: {link['reason']}", markup=False, highlight=False)
@@ -139,6 +143,28 @@ def _links(links: Mapping[str, Mapping[str, Any]]) -> Table:
             size(link.get("bytes_sent")),
             size(link.get("bytes_received")),
         )
+    return table
+
+
+def _lanes(links: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = _table("lane of", "number", "RTT", "out", "in", "sent", "sent again", "received")
+    for peer, link in links.items():
+        lanes = link.get("lanes") or []
+        for lane in lanes[:SHOWN_LANES]:
+            rate, rtt_s = lane["rate_bytes_per_s"], lane["rtt_s"]
+            table.add_row(
+                escape(peer),
+                str(lane["lane"]),
+                "-" if rtt_s is None else f"{rtt_s * 1e3:.1f} ms",
+                bit_rate(rate["send"]),
+                bit_rate(rate["receive"]),
+                size(lane["bytes_sent"]),
+                size(lane["retransmitted_bytes"]),
+                size(lane["bytes_received"]),
+            )
+        if len(lanes) > SHOWN_LANES:
+            more = f"and {len(lanes) - SHOWN_LANES} more"
+            table.add_row(escape(peer), more, "", "", "", "", "", "")
     return table
 
 

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from geotrain.configuration.problems import Finding, refuse
 
 MAX_WINDOW = 1024
+MAX_LANES = 64
 SOCKET_PATH_LIMIT_BYTES = 107
 """sockaddr_un holds 108 bytes with the closing zero."""
 
@@ -66,6 +67,16 @@ def check_window(value: Any) -> Any:
         allowed = (
             f'must be "classic", a whole number from 1 to {MAX_WINDOW}, '
             'or a list with one for each region; remove the key to use "classic"'
+        )
+        refuse([Finding(key="", value=value, allowed=allowed)])
+    return value
+
+
+def check_lanes(value: Any) -> Any:
+    """Validate `site.link.lanes` before pydantic's union would report each branch by itself."""
+    if value != "auto" and not (type(value) is int and 1 <= value <= MAX_LANES):
+        allowed = (
+            f'must be "auto" or a whole number from 1 to {MAX_LANES}; remove the key to use "auto"'
         )
         refuse([Finding(key="", value=value, allowed=allowed)])
     return value

@@ -161,7 +161,9 @@ class Daemon:
     def _make_links(self) -> dict[str, Link]:
         site = self._config.site
         settings = LinkSettings(
-            ping_interval_s=site.link.ping_interval_s, silent_s=site.liveness.silent_s
+            ping_interval_s=site.link.ping_interval_s,
+            silent_s=site.liveness.silent_s,
+            num_lanes=None if site.link.lanes == "auto" else site.link.lanes,
         )
         coder = make_coder()
         boot = time.time_ns()

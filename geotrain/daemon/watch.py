@@ -54,11 +54,16 @@ class Watch:
         """Something changed at a link: ranks need not wait for the tick to hear of it."""
         self._tell_ranks({peer: link.stats() for peer, link in self._links.items()})
 
-    def _tell_ranks(self, stats: Mapping[str, Any]) -> None:
+    def _tell_ranks(self, stats: Mapping[str, Mapping[str, Any]]) -> None:
+        # Ranks show a link as a whole; its lanes are for the status page.
+        links = {
+            peer: {name: value for name, value in numbers.items() if name != "lanes"}
+            for peer, numbers in stats.items()
+        }
         for rank in self._attachments.ranks.values():
             # To a rank that does not read, the newest numbers are enough, later.
             if not rank.server.is_blocked:
-                rank.server.post({"type": "links", "links": dict(stats)})
+                rank.server.post({"type": "links", "links": links})
 
     def _watch_links(self, stats: Mapping[str, Mapping[str, Any]], now: float) -> None:
         for peer, numbers in stats.items():

@@ -99,18 +99,34 @@ def _links(status: Mapping[str, Any]) -> Iterator[Metric]:
     up = GaugeMetricFamily("geotrain_link_up", "1 while connected.", labels=["peer"])
     sent = CounterMetricFamily("geotrain_link_sent_bytes", "On the wire.", labels=["peer"])
     received = CounterMetricFamily("geotrain_link_received_bytes", "On the wire.", labels=["peer"])
+    again = CounterMetricFamily(
+        "geotrain_link_retransmitted_bytes", "Sent again by the kernel.", labels=["peer"]
+    )
+    lanes = GaugeMetricFamily("geotrain_link_lanes", "Open bulk lanes.", labels=["peer"])
+    rate = GaugeMetricFamily(
+        "geotrain_link_rate_bytes_per_second",
+        "While tensors flow.",
+        labels=["peer", "direction"],
+    )
     rtt = GaugeMetricFamily(
-        "geotrain_link_rtt_seconds", "Round trip time.", labels=["peer", "quantile"]
+        "geotrain_link_rtt_seconds",
+        "Round trip time of control records.",
+        labels=["peer", "quantile"],
     )
     for peer, link in status["links"].items():
         up.add_metric([peer], float(link.get("state") == "connected"))
         sent.add_metric([peer], link.get("bytes_sent", 0))
         received.add_metric([peer], link.get("bytes_received", 0))
+        again.add_metric([peer], link.get("retransmitted_bytes", 0))
+        lanes.add_metric([peer], len(link.get("lanes") or ()))
+        for direction, value in (link.get("rate_bytes_per_s") or {}).items():
+            if isinstance(value, int | float):
+                rate.add_metric([peer, direction], value)
         round_trip = link.get("rtt_s") or {}
         for name, label in (("min", "0"), ("p50", "0.5"), ("p99", "0.99")):
             if isinstance(round_trip.get(name), int | float):
                 rtt.add_metric([peer, label], round_trip[name])
-    yield from (up, sent, received, rtt)
+    yield from (up, sent, received, again, lanes, rate, rtt)
 
 
 def _egress(status: Mapping[str, Any]) -> Iterator[Metric]:

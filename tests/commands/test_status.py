@@ -129,6 +129,21 @@ def test_everything_a_person_asks_for_is_shown():
         assert words in text
 
 
+def test_lanes_are_shown_and_of_many_how_many_more_there_are():
+    lane = {
+        "rtt_s": 0.1012,
+        "rate_bytes_per_s": {"send": 14e6, "receive": None},
+        "bytes_sent": 1_000_000,
+        "retransmitted_bytes": 2_000,
+        "bytes_received": 50,
+    }
+    lanes = [lane | {"lane": number} for number in range(1, 12)]
+    links = {"frankfurt": DOCUMENT["links"]["frankfurt"] | {"lanes": lanes}}
+    text = " ".join(shown(DOCUMENT | {"links": links}).split())
+    assert "frankfurt 8 101.2 ms 112.0 Mbit/s - 1.00 MB 2.00 kB 50 B" in text
+    assert "frankfurt 9" not in text and "frankfurt and 3 more" in text
+
+
 def test_stacks_are_printed_as_they_are():
     text = shown(DOCUMENT | {"stacks": {"0": 'File "train.py", line 3 in [step]\n'}})
     assert 'rank 0\nFile "train.py", line 3 in [step]\n' in text
