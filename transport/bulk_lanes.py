@@ -148,7 +148,9 @@ class BulkLanes:
 
     def gone_there(self, number: int) -> None:
         """The peer's end is closed."""
-        lane = self.open.get(number)
+        greeting = [slot.lane for slot in self._slots if slot.lane is not None]
+        numbered = {lane.protocol.lane: lane for lane in greeting} | self.open
+        lane = numbered.get(number)
         # A retiring lane is read to its end, which is near: nothing of it gets lost.
         if lane is not None and not lane.protocol.retiring:
             lane.drop(f"{self._peer} has closed it")

@@ -102,7 +102,9 @@ class HttpCarrier(asyncio.BufferedProtocol):
             self._transport.close()
 
     def abort(self) -> None:
-        self._transport.abort()
+        # asyncio's transport fails on it where it was closed with bytes still to be written.
+        if not self.closed.is_set():
+            self._transport.abort()
 
     # asyncio's side ------------------------------------------------------------------------------
 

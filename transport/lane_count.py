@@ -88,7 +88,7 @@ class LaneCount:
         if fell:
             # This time was partly before, partly after: compare with a whole one.
             self._next_try, self._pause_s = now, FIRST_PAUSE_S
-        elif now >= self._next_try and self.wanted < MAX_BULK_LANES:
+        elif rate > 0 and now >= self._next_try and self.wanted < MAX_BULK_LANES:
             self._before = (self.wanted, rate)
             self._trying_since = now
             self.wanted = min(2 * self.wanted, MAX_BULK_LANES)

@@ -47,7 +47,7 @@ class BulkLives:
             self._gone_here.add(lane)
 
     def peer_gone(self, lane: int) -> bool:
-        """The peer has told; returns whether our end must be closed, and `down` be called, now.
+        """The peer has told; returns whether our end, if there is one, must be closed now.
 
         Raises:
             ProtocolError: It tells of ever more lanes that never were.
@@ -57,12 +57,13 @@ class BulkLives:
             return True
         if lane in self._gone_here:
             self._gone_here.discard(lane)
-        elif lane not in self._to_tell:
-            # Here it never got so far as to open; the peer waits for an answer all the same.
+            return False
+        if lane not in self._to_tell:
+            # Here it is not open yet, and never will be; the peer waits for an answer all the same.
             if len(self._to_tell) >= 2 * MAX_BULK_LANES:
                 raise ProtocolError("GONE of lanes that never were")
             self._to_tell.append(lane)
-        return False
+        return True
 
     def next_to_tell(self) -> int | None:
         """A lane of which GONE is to be sent."""

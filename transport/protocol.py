@@ -48,6 +48,8 @@ from geotrain.transport.session import Session
 from geotrain.transport.transitions import TRANSITIONS, LinkSettings, State, T
 
 HANDSHAKE_S = 10.0
+LEAST_SILENCE_S = 2.0
+"""A busy machine may be so long without an answer; no bulk lane is given up sooner."""
 
 
 class LaneProtocol:
@@ -287,7 +289,7 @@ class LaneProtocol:
         silent_s = self._settings.silent_s
         if now - oldest_s >= silent_s:
             return True
-        limit_s = min(silent_s, max(silent_s / 4, 4 * self.pings.slowest_s))
+        limit_s = min(silent_s, max(silent_s / 4, LEAST_SILENCE_S, 4 * self.pings.slowest_s))
         return self.state is State.BULK and self._rtt.last_s >= oldest_s + limit_s
 
     def _transition(self, kind: FrameType) -> tuple[str, State]:

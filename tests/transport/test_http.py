@@ -1,5 +1,6 @@
 import asyncio
 import socket
+import sys
 
 import aiohttp
 import pytest
@@ -213,3 +214,31 @@ async def test_nonsense_leaves_no_traceback_but_our_own_faults_do(caplog):
         assert "a fault of ours" in caplog.text
     finally:
         await link_server.close()
+
+
+async def test_abort_after_a_close_that_had_bytes_to_write_does_nothing(server):
+    async with dial(_url(server), region="a", to="b", timeout_s=5.0) as carrier:
+        Recorder().start(carrier)
+        carrier.write(bytes(8 << 20))
+        carrier.close()
+        async with asyncio.timeout(DEADLINE_S):
+            await carrier.closed.wait()
+        carrier.abort()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells only there")
+async def test_the_kernel_tells_what_was_acknowledged_and_takes_a_pace(server):
+    async with dial(_url(server), region="a", to="b", timeout_s=5.0) as carrier:
+        end = Recorder()
+        end.start(carrier)
+        before = carrier.counts()
+        for rate in (10e6, 1e12):
+            carrier.pace(rate)
+        carrier.write(bytes(100_000))
+        await end.until(lambda: len(end.received) == 100_000)
+        after = carrier.counts()
+        # All of it came back, so it was acknowledged, but perhaps for the last of the packets.
+        assert 0 < after.acked_bytes - before.acked_bytes <= 100_000
+        assert after.retransmitted_bytes == 0
+    carrier.pace(10e6)
+    assert carrier.counts() is None
