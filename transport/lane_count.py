@@ -7,8 +7,9 @@ GAIN = 1.1
 FALL = 0.7
 """Below this part of what it was, the rate has changed, and the number is tried again."""
 MEASURED_S = 1.0
-MEASURED_RTTS = 10
-SETTLING_RTTS = 5
+MEASURED_RTTS = 15
+SETTLING_RTTS = 10
+"""A new connection sends more than it can keep up, until its first loss."""
 DIALLING_S = 5.0
 """After it, what has opened by then is measured."""
 LEAST_RTT_S = 0.005
@@ -49,7 +50,7 @@ class LaneCount:
 
         Args:
             busy: Whether there was something to send all the time.
-            is_full: Whether the path showed a queue of late: then it carries what it can.
+            is_full: Whether pacing holds the link back: then the path carries what it can.
             rtt_s: The shortest round trip; None where it is not known yet.
             num_open: Lanes that carry chunks now.
         """

@@ -1,54 +1,25 @@
-"""Everything between two daemons: keeps a control lane, carries the session over it and the bulk
-lanes that belong to it.
-"""
+"""Everything between two daemons: the session, and the lanes that carry it."""
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any
 
-from geotrain.transport.backoff import LONGEST_S, Backoff
-from geotrain.transport.bulk_lanes import BulkLanes
-from geotrain.transport.carrier import Carrier, Dial, DialError
-from geotrain.transport.choice import TWO_LANES, LaneFacts, why_not
-from geotrain.transport.estimator import RttEstimator
-from geotrain.transport.events import (
-    Acked,
-    BoardReceived,
-    CodedChunk,
-    Delivered,
-    Event,
-    LaneClosed,
-    LaneGone,
-    LaneJoins,
-    LanesWished,
-    PeerNamed,
-    PeerRefused,
-    ViewFailed,
-)
-from geotrain.transport.feed import ChunkFeed
+from geotrain.transport.carrier import Carrier, Dial
+from geotrain.transport.events import Acked, CodedChunk, Delivered, Event, ViewFailed
 from geotrain.transport.frame import FrameHeader
-from geotrain.transport.hello import Hello, Join
+from geotrain.transport.hello import Hello
 from geotrain.transport.http import dial as dial_http
-from geotrain.transport.lane import CLOSE_TIMEOUT_S, Lane
-from geotrain.transport.link_state import LinkState
-from geotrain.transport.lives import MAX_BULK_LANES
+from geotrain.transport.lanes import Lanes
 from geotrain.transport.messages import Message, Presence
-from geotrain.transport.protocol import LaneProtocol
-from geotrain.transport.rate_control import RateControl
 from geotrain.transport.session import Session
 from geotrain.transport.transitions import LinkSettings as LinkSettings
-from geotrain.transport.transitions import State
 from geotrain.transport.workers import ChunkWorkers, Coder
 
 logger = logging.getLogger(__name__)
 
 DIAL_TIMEOUT_S = 10.0
-MAX_LANES = MAX_BULK_LANES + 4
-"""Connections of one peer, in handshake and closing too; more are turned away."""
 
 
 class Link:
@@ -81,96 +52,48 @@ class Link:
             on_failed: (view, reason): the link cannot go on with this view; it is closed.
         """
         self.peer = peer
-        self._hello = hello
-        self._settings = settings
-        self._board = board
-        self._on_board, self._on_delivered = on_board, on_delivered
+        self._on_delivered = on_delivered
         self._on_acked = on_acked
         self._on_failed = on_failed
         if dial is None and url is not None:
             dial = partial(dial_http, url, region=hello.region, to=peer, timeout_s=DIAL_TIMEOUT_S)
-        self._dial = dial
-        rng = rng or Random()
-        self._backoff = Backoff(rng)
         self._session = Session()
         self._workers = ChunkWorkers(coder)
-        self._rtt = RttEstimator()
-        self._lane: Lane | None = None
-        self._lane_facts: LaneFacts | None = None
-        self._lanes: set[Lane] = set()
-        self._without_lane = asyncio.Event()
-        self._without_lane.set()
-        self._closing = False
-        self._group: asyncio.TaskGroup | None = None
-        self._epoch = 0
-        self._state = LinkState(peer, dials=dial is not None, on_change=on_state)
-        self._bytes_sent = self._bytes_received = self._num_lanes = 0
-        self._bulk = BulkLanes(
-            peer=peer,
+        self.lanes = Lanes(
+            hello=hello,
             session=self._session,
+            workers=self._workers,
             settings=settings,
+            board=board,
+            on_board=on_board,
+            on_session_events=self._tell,
+            on_state=on_state,
             dial=dial,
-            start=lambda carrier, join: self._start_lane(carrier, dialled=True, join=join),
-            on_missing=self._wake_control,
-            rng=rng,
-        )
-        self._feed = ChunkFeed(self._session, self._workers, self._wake_for_chunks)
-        self._rates = RateControl(
-            peer=peer,
-            settings=settings,
-            rtt=self._rtt,
-            feed=self._feed,
-            lanes=self._bulk.open,
-            control=lambda: self._lane,
-            on_wanted=self._want_lanes,
+            rng=rng or Random(),
         )
 
-    # Lanes ---------------------------------------------------------------------------------------
+    # Its life ------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keep a lane until cancelled; then nothing of the link is left."""
+        """Keep lanes until cancelled; then nothing of the link is left."""
         try:
-            async with asyncio.TaskGroup() as self._group:
-                if self._dial is None:
-                    await asyncio.get_running_loop().create_future()
-                else:
-                    await self._keep_dialling(self._dial)
+            await self.lanes.run()
         finally:
-            self._closing = True
             self.close_view()
-            self._end_bulk("the link ends")
-            for lane in list(self._lanes):
-                lane.carrier.abort()
 
     def accept(self, carrier: Carrier) -> None:
         """Take a connection on which the peer dialled in."""
-        if self._closing or len(self._lanes) >= MAX_LANES:
-            carrier.abort()
-            return
-        self._start_lane(carrier, dialled=False)
+        self.lanes.accept(carrier)
 
     async def close(self, reason: str) -> None:
         """Tell the peer why and close; the link dials no more. Has a deadline."""
-        self._closing = True
-        self._end_bulk(reason, say=True)
-        lanes = list(self._lanes)
-        for lane in lanes:
-            lane.close(reason)
-        waits = [asyncio.ensure_future(lane.finished.wait()) for lane in lanes]
-        if waits:
-            _, late = await asyncio.wait(waits, timeout=2 * CLOSE_TIMEOUT_S)
-            for wait in late:
-                wait.cancel()
-        for lane in lanes:
-            lane.carrier.abort()
+        await self.lanes.close(reason)
 
     # The daemon's side ---------------------------------------------------------------------------
 
     def publish(self, entry: Presence) -> None:
         """Tell the peer a changed entry of the board; without a lane it gets the whole later."""
-        if self._lane is not None:
-            self._lane.protocol.publish([entry])
-            self._lane.wake()
+        self.lanes.publish(entry)
 
     def open_view(
         self, view: int, sends: Mapping[int, int], receives: Mapping[int, memoryview]
@@ -184,15 +107,13 @@ class Link:
         self.close_view()
         self._session.open_view(view, sends, receives)
         self._tell(self._session.events_received())
-        self._wake()
+        self.lanes.wake()
 
     def close_view(self) -> None:
         """Drop the view; afterwards no ring or payload memory is read or written any more."""
         self._session.close_view()
         self._workers.stop()
-        self._feed.forget()
-        for lane in list(self._lanes):
-            lane.view_closed()
+        self.lanes.view_closed()
 
     def offer(self, message: Message, payload: memoryview | None) -> None:
         """Carry a message; `payload` stays untouched until on_acked.
@@ -201,7 +122,7 @@ class Link:
             ValueError: An unknown stream, out of sequence, or larger than the peer's ring.
         """
         self._session.offer(message, payload)
-        self._wake()
+        self.lanes.wake()
 
     def release(self, stream: int, view: int, seqs: Sequence[int]) -> None:
         """This region's rank is done with delivered messages: their slots are free again (P-8).
@@ -210,115 +131,17 @@ class Link:
             ValueError: An unknown stream, or messages that the rank does not hold.
         """
         self._session.release(stream, view, seqs)
-        self._wake()
+        self.lanes.wake()
 
     def stats(self) -> dict[str, Any]:
         """The link as the status page and the ranks see it."""
-        lane = self._lane
-        bulk = self._bulk.summary()
-        for row in bulk:
-            row["retransmitted_bytes"] = self._rates.retransmitted_bytes(row["lane"])
         return {
-            "state": self._state.state,
-            "since_s": round(self._state.age_s, 3),
-            "reason": self._state.reason,
-            "rtt_s": self._rtt.summary(),
-            "rate_bytes_per_s": {
-                "send": self._feed.sent.rate_bytes_per_s,
-                "receive": self._feed.received.rate_bytes_per_s,
-            },
-            "bytes_sent": self._bytes_sent + sum(lane.bytes_sent for lane in self._lanes),
-            "bytes_received": self._bytes_received
-            + sum(lane.protocol.bytes_received for lane in self._lanes),
-            "retransmitted_bytes": self._rates.total_retransmitted_bytes,
+            **self.lanes.stats(),
             "messages_sent": self._session.messages_sent,
             "messages_received": self._session.messages_received,
-            "lanes_opened": self._num_lanes,
-            "bulk_lanes_opened": self._bulk.num_opened,
-            "peer_address": lane.carrier.peer_address if lane else "",
-            "congestion": lane.carrier.congestion if lane else "",
-            "lanes": bulk,
-            **self._rates.summary(),
         }
 
     # Within --------------------------------------------------------------------------------------
-
-    async def _keep_dialling(self, dial: Dial) -> None:
-        while True:
-            await self._without_lane.wait()
-            if not self._closing:
-                try:
-                    async with dial() as carrier:
-                        await self._run_dialled(carrier)
-                except DialError as exc:
-                    self._state.set("down", str(exc))
-            # A pause between tries, not a wait for anything.
-            refused = self._state.state == "refused"
-            await asyncio.sleep(LONGEST_S if refused else self._backoff.next_delay_s())
-
-    async def _run_dialled(self, carrier: Carrier) -> None:
-        if self._lane is None and not self._closing:
-            lane = self._start_lane(carrier, dialled=True)
-            # Ends by itself: the handshake and the pings have deadlines.
-            await lane.finished.wait()
-
-    def _start_lane(self, carrier: Carrier, *, dialled: bool, join: Join | None = None) -> Lane:
-        if dialled and join is None:
-            self._epoch += 1
-        protocol = LaneProtocol(
-            hello=replace(self._hello, epoch=self._epoch),
-            dialled=dialled,
-            session=self._session,
-            board=self._board,
-            settings=self._settings,
-            rtt=self._rtt,
-            now=asyncio.get_running_loop().time(),
-            join=join,
-        )
-        lane = Lane(
-            carrier=carrier,
-            protocol=protocol,
-            session=self._session,
-            workers=self._workers,
-            feed=self._feed,
-            takes_chunks=self._takes_chunks,
-            on_events=self._on_events,
-            on_finished=self._on_finished,
-        )
-        self._lanes.add(lane)
-        lane.start()
-        return lane
-
-    def _takes_chunks(self, lane: Lane) -> bool:
-        if lane is not self._lane:
-            return lane.protocol.carries_chunks
-        # P-21: the control lane carries bulk only where nothing else has for some time.
-        return self._bulk.are_missing
-
-    def _on_events(self, lane: Lane, events: Sequence[Event]) -> None:
-        now = asyncio.get_running_loop().time()
-        for event in events:
-            match event:
-                case PeerNamed():
-                    self._choose(lane, event)
-                case LaneJoins(join=join):
-                    self._bulk.admit(lane, join, now=now)
-                case LaneGone(lane=number):
-                    self._bulk.gone_there(number)
-                case LanesWished(num_lanes=num_lanes):
-                    self._bulk.want(num_lanes, peer=True)
-                case PeerRefused(reason=reason):
-                    self._state.set("refused", reason)
-                case LaneClosed(reason=reason):
-                    self._on_lane_closed(lane, reason)
-                case BoardReceived(entries=entries):
-                    self._on_board(list(entries))
-                case _:
-                    self._tell([event])
-        if lane is self._lane:
-            self._bulk.retry_held()
-        else:
-            self._wake_control()
 
     def _tell(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -338,89 +161,5 @@ class Link:
     def _on_decoded(self, header: FrameHeader, ok: bool) -> None:
         self._session.finish_chunk(header, ok=ok)
         self._tell(self._session.events_received())
-        for lane in list(self._lanes):
-            lane.throttle()
-        self._wake_control()
-
-    def _choose(self, lane: Lane, peer: PeerNamed) -> None:
-        """A lane has shaken hands: make it the link's lane, or close it (P-13)."""
-        facts = LaneFacts(boot=peer.boot, dialled=lane.protocol.dialled)
-        reason = why_not(
-            facts,
-            current=self._lane_facts if self._lane is not None else None,
-            mine_is_lower=self._hello.index < peer.index,
-            is_greeting=any(one.protocol.state is State.WAIT_WELCOME for one in self._lanes),
-        )
-        if reason is not None:
-            lane.close(reason)
-            return
-        old, self._lane, self._lane_facts = self._lane, lane, facts
-        if old is not None:
-            # P-9: the old lanes end before the new one tells what has arrived.
-            self._end_bulk("its control lane was replaced")
-            old.close("replaced by a newer lane")
-            old.carrier.abort()
-        self._without_lane.clear()
-        self._num_lanes += 1
-        lane.protocol.admit(now=asyncio.get_running_loop().time())
-        lane.set_timer()
-        self._state.set("connected", "", detail=lane.carrier.peer_address)
-        dialled = lane.protocol.dialled
-        self._bulk.begin(
-            boot=self._hello.boot if dialled else peer.boot,
-            epoch=self._epoch if dialled else peer.epoch,
-            dialled=dialled,
-            group=self._group,
-        )
-        if self._settings.num_lanes is not None:
-            self._want_lanes(self._settings.num_lanes)
-
-    def _end_bulk(self, reason: str, *, say: bool = False) -> None:
-        self._rates.stop()
-        self._bulk.end(reason, say=say)
-        self._feed.forget()
-
-    def _on_lane_closed(self, lane: Lane, reason: str) -> None:
-        now = asyncio.get_running_loop().time()
-        if lane is self._lane:
-            if self._state.age_s >= LONGEST_S:
-                # It held; one that closes at once must not be dialled in a tight loop.
-                self._backoff.reset()
-            self._lane = None
-            self._end_bulk("its control lane is gone")
-            self._without_lane.set()
-            detail = lane.protocol.last_frame(now=now)
-            if not (self._closing or lane.protocol.closed_by_peer):
-                detail += "; all lanes end, and the session goes on over the next ones"
-            self._state.set("down", reason, detail=detail)
-        elif lane.protocol.lane:
-            self._bulk.closed(lane, reason, now=now)
-        elif self._lane is None and self._state.state != "refused" and TWO_LANES not in reason:
-            self._state.set("down", reason)
-
-    def _on_finished(self, lane: Lane) -> None:
-        self._lanes.discard(lane)
-        self._bytes_sent += lane.bytes_sent
-        self._bytes_received += lane.protocol.bytes_received
-
-    def _want_lanes(self, num_lanes: int) -> None:
-        self._bulk.want(num_lanes)
-        if self._lane is not None and not self._lane.protocol.dialled:
-            self._lane.protocol.wish(num_lanes)
-            self._lane.wake()
-
-    def _wake_control(self) -> None:
-        if self._lane is not None:
-            self._lane.wake()
-
-    def _wake(self) -> None:
-        """There may be frames or chunks to write."""
-        self._wake_control()
-        if self._feed.has_any:
-            self._wake_for_chunks()
-
-    def _wake_for_chunks(self) -> None:
-        self._rates.wake()
-        self._bulk.wake()
-        if self._lane is not None and self._takes_chunks(self._lane):
-            self._lane.wake()
+        self.lanes.throttle()
+        self.lanes.wake_control()

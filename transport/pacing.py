@@ -27,8 +27,11 @@ FAST_GROWTH = 0.25
 SLOW_INTERVALS = 25
 """So long after a queue the cap grows slowly, near the rate; then ever faster: it has changed.
 Growth is by INTERVAL_S."""
-SEARCH_GROWTH = 0.1
+SEARCH_GROWTH, SEARCH_FASTER, FASTEST_SEARCH = 0.1, 1.3, 0.5
 """While two queues in a row have not shown about the same rate, the rate is not known."""
+STILL_GROWING = 1.25
+"""A connection that starts and delivers so much more than a round trip ago meets no queue yet."""
+LIMITING = 0.8
 SAME_RATE = 0.2
 CERTAIN = 4
 """A queue of so many times the target is acted on at once; a smaller one when it is there twice."""
@@ -70,6 +73,12 @@ class Pacing:
         return self.queue_s > self.target_s
 
     @property
+    def is_limiting(self) -> bool:
+        """Whether the cap, and nothing else, says how much is sent."""
+        cap, rates = self.cap_bytes_per_s, self._rates
+        return cap is not None and len(rates) > 0 and rates[-1] >= LIMITING * cap
+
+    @property
     def interval_s(self) -> float:
         """How long the next interval should last."""
         if self.cap_bytes_per_s is None:
@@ -107,7 +116,9 @@ class Pacing:
         self._rates.append(rate)
         was_over, self._was_over = self._was_over, self.is_queueing
         if self.is_queueing:
-            if was_over or self.queue_s > CERTAIN * self.target_s:
+            if self._is_starting(rate, elapsed_s):
+                pass
+            elif was_over or self.queue_s > CERTAIN * self.target_s:
                 self._lower(rate, lowest_s, elapsed_s)
         else:
             if rtts_s:
@@ -117,6 +128,13 @@ class Pacing:
             if self.cap_bytes_per_s is not None and self.queue_s < self.target_s / 3:
                 self._raise(rate, busy)
         return self.cap_bytes_per_s, self.reason
+
+    def _is_starting(self, rate: float, elapsed_s: float) -> bool:
+        if self.cap_bytes_per_s is not None or len(self._rates) < 2:
+            return False
+        back = max(1, math.ceil(self._base_s / elapsed_s)) if math.isfinite(self._base_s) else 1
+        before = self._rates[max(0, len(self._rates) - 1 - back)]
+        return rate > STILL_GROWING * before
 
     def _lower(self, rate: float, lowest_s: float, elapsed_s: float) -> None:
         if self._deepest_s == 0.0:
@@ -161,8 +179,11 @@ class Pacing:
             self._grow(RETURN_GROWTH)
         elif busy and rate > 0.5 * cap:
             excess = max(0, self._calm_intervals - SLOW_INTERVALS)
-            growth = SLOW_GROWTH * 1.5**excess if excess < 20 else FAST_GROWTH
-            self._grow(min(growth if self._confirmed else max(growth, SEARCH_GROWTH), FAST_GROWTH))
+            growth = min(SLOW_GROWTH * 1.5 ** min(excess, 20), FAST_GROWTH)
+            if not self._confirmed:
+                faster = SEARCH_FASTER ** min(self._calm_intervals, 20)
+                growth = min(SEARCH_GROWTH * faster, FASTEST_SEARCH)
+            self._grow(growth)
         self.reason = "no queue"
 
     def _grow(self, growth: float) -> None:

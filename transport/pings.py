@@ -5,6 +5,9 @@ from collections import deque
 BUSY_INTERVAL_S = 0.025
 """While bulk flows, round trips are what pacing goes by (pacing.py)."""
 
+LEAST_SILENCE_S = 2.0
+"""A busy machine may be so long without an answer; no lane is given up sooner for it."""
+
 
 class Pings:
     """Numbered from 1; an answer to one answers all before it."""
@@ -31,6 +34,19 @@ class Pings:
     def oldest_s(self) -> float | None:
         """When the oldest unanswered one was sent."""
         return self._sent[0][1] if self._sent else None
+
+    def are_lost(self, now: float, silent_s: float, works_s: float) -> bool:
+        """Whether the lane is dead (P-11).
+
+        Args:
+            works_s: When the path was last seen to work by another lane: then this one is given up
+                sooner.
+        """
+        oldest_s = self.oldest_s
+        if oldest_s is None:
+            return False
+        limit_s = max(silent_s / 4, LEAST_SILENCE_S, 4 * self.slowest_s)
+        return now >= oldest_s + silent_s or works_s >= oldest_s + min(limit_s, silent_s)
 
     def send(self, *, now: float) -> int:
         """The number of a ping that is sent now."""

@@ -9,6 +9,7 @@ Outputs: `next_control` (whole frames; chunks come from the session), `events_re
 is not in it closes the lane (P-2).
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -48,8 +49,6 @@ from geotrain.transport.session import Session
 from geotrain.transport.transitions import TRANSITIONS, LinkSettings, State, T
 
 HANDSHAKE_S = 10.0
-LEAST_SILENCE_S = 2.0
-"""A busy machine may be so long without an answer; no bulk lane is given up sooner."""
 
 
 class LaneProtocol:
@@ -208,11 +207,11 @@ class LaneProtocol:
             if now >= self._deadline:
                 self.close(f"no handshake within {HANDSHAKE_S:g} s ({self.state.value})")
             return
-        oldest_s = self.pings.oldest_s
+        silent_s, oldest_s = self._settings.silent_s, self.pings.oldest_s
         if self.retiring:
             if now >= self._deadline:
                 self.connection_lost("not closed by the peer in time")
-        elif oldest_s is not None and self._is_silent(oldest_s, now):
+        elif oldest_s is not None and self.pings.are_lost(now, silent_s, self._works_s):
             self.close(f"ping timeout: silent for {now - oldest_s:.1f} s")
         elif now >= self.pings.due_s:
             self._control.append(control_frame(T.PING, seq=self.pings.send(now=now)))
@@ -284,13 +283,10 @@ class LaneProtocol:
             return memoryview(bytearray(header.payload_length))
         return place
 
-    def _is_silent(self, oldest_s: float, now: float) -> bool:
-        """P-11: a bulk lane is given up sooner where the control lane shows that the path works."""
-        silent_s = self._settings.silent_s
-        if now - oldest_s >= silent_s:
-            return True
-        limit_s = min(silent_s, max(silent_s / 4, LEAST_SILENCE_S, 4 * self.pings.slowest_s))
-        return self.state is State.BULK and self._rtt.last_s >= oldest_s + limit_s
+    @property
+    def _works_s(self) -> float:
+        """When the path was last seen to work by another lane."""
+        return self._rtt.last_s if self.state is State.BULK else -math.inf
 
     def _transition(self, kind: FrameType) -> tuple[str, State]:
         found = TRANSITIONS[self.state].get(kind)

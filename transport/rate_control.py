@@ -20,8 +20,6 @@ logger = logging.getLogger(__name__)
 
 IDLE_S = 1.0
 """So long after the last chunk the ticks end."""
-FULL_S = 5.0
-"""So long after a queue stood before it, the path counts as full."""
 
 
 class RateControl:
@@ -53,7 +51,7 @@ class RateControl:
         self._control = control
         self._on_wanted = on_wanted
         self._timer: asyncio.TimerHandle | None = None
-        self._last_tick = self._last_busy = self._last_full = 0.0
+        self._last_tick = self._last_busy = 0.0
         self._delivered: dict[int, int] = {}
         self._retransmitted: dict[int, int] = {}
         self._retransmitted_before = 0
@@ -112,8 +110,6 @@ class RateControl:
             busy=busy,
             waiting_s=0.0 if oldest_s is None else now - oldest_s,
         )
-        if self.pacing.is_queueing:
-            self._last_full = now
         self._pace()
         self._count_lanes(now, delivered, elapsed_s, busy)
         self._again()
@@ -128,7 +124,7 @@ class RateControl:
             delivered_bytes=delivered,
             elapsed_s=elapsed_s,
             busy=busy,
-            is_full=now - self._last_full < FULL_S,
+            is_full=self.pacing.is_limiting,
             rtt_s=self._rtt.min_s,
             num_open=sum(lane.protocol.carries_chunks for lane in self._lanes.values()),
         )

@@ -13,7 +13,8 @@ from geotrain.transport.fake_carrier import carrier_pair
 from geotrain.transport.hello import Join
 from geotrain.transport.http import LinkServer
 from geotrain.transport.lane import Lane
-from geotrain.transport.link import MAX_LANES, Link, LinkSettings
+from geotrain.transport.lanes import MAX_LANES
+from geotrain.transport.link import Link, LinkSettings
 from geotrain.transport.messages import Message, Presence
 from geotrain.transport.protocol import LaneProtocol
 from geotrain.transport.session import Session
@@ -201,7 +202,7 @@ async def test_connection_reset_in_mid_message_resumes():
             a.offer(payload, hints=((1_000_000, 2_000_000),))
         for resets in range(1, 4):
             await _reach(b, resets * 2_000_000)
-            (a if resets % 2 else b).link._lane.carrier.abort()
+            (a if resets % 2 else b).link.lanes.control.carrier.abort()
             await b.until(lambda: b.state != "connected")
             await b.until(lambda: b.state == "connected")
         await a.until(lambda: len(a.acked) == 6)
@@ -213,9 +214,9 @@ async def test_connection_reset_in_mid_message_resumes():
 
 async def _bulk_lane(site: Site) -> Lane:
     async with asyncio.timeout(DEADLINE_S):
-        while not any(lane.protocol.carries_chunks for lane in site.link._bulk.open.values()):
+        while not any(lane.protocol.carries_chunks for lane in site.link.lanes.bulk.open.values()):
             await asyncio.sleep(0)
-    return next(iter(site.link._bulk.open.values()))
+    return next(iter(site.link.lanes.bulk.open.values()))
 
 
 @pytest.mark.parametrize("num_lanes", [1, 4])
@@ -249,7 +250,7 @@ async def test_all_lanes_reset_at_once():
             a.offer(payload)
         await _bulk_lane(a)
         await _reach(b, 3_000_000)
-        for lane in list(a.link._lanes):
+        for lane in list(a.link.lanes.all):
             lane.carrier.abort()
         await a.until(lambda: len(a.acked) == 6)
         assert b.delivered == payloads
@@ -260,7 +261,7 @@ async def test_the_number_of_lanes_configured_is_dialled_and_kept(caplog):
     caplog.set_level(logging.INFO, "geotrain")
     async with served(num_lanes=3) as (a, b):
         await _lanes_there(a, b, 3)
-        next(iter(b.link._bulk.open.values())).carrier.abort()
+        next(iter(b.link.lanes.bulk.open.values())).carrier.abort()
         async with asyncio.timeout(DEADLINE_S):
             while a.link.stats()["bulk_lanes_opened"] < 4:
                 await asyncio.sleep(0)
@@ -282,14 +283,14 @@ async def test_fewer_lanes_are_wanted_and_nothing_is_lost():
     async with served() as (a, b):
         a.open_view()
         b.open_view()
-        a.link._bulk.want(4)
+        a.link.lanes.bulk.want(4)
         await _lanes_there(a, b, 4)
         payloads = _payloads(6)
         for payload in payloads:
             a.offer(payload)
             b.offer(payload)
         await _reach(b, 1_000_000)
-        a.link._bulk.want(1)
+        a.link.lanes.bulk.want(1)
         for site in (a, b):
             await site.until(lambda site=site: len(site.acked) == len(site.delivered) == 6)
             assert site.delivered == payloads
@@ -299,7 +300,7 @@ async def test_fewer_lanes_are_wanted_and_nothing_is_lost():
 async def test_the_side_that_cannot_dial_has_its_wish_heard():
     async with served() as (a, b):
         await b.until(lambda: b.state == "connected")
-        b.link._want_lanes(3)
+        b.link.lanes.want(3)
         await _lanes_there(a, b, 3)
 
 
@@ -377,7 +378,7 @@ async def test_held_messages_survive_a_reset_and_are_released_afterwards():
         for payload in payloads:
             a.offer(payload)
         await b.until(lambda: len(b.delivered) == 2)
-        a.link._lane.carrier.abort()
+        a.link.lanes.control.carrier.abort()
         b.link.release(0, VIEW, [1])
         await a.until(lambda: a.acked == [1])
         b.link.release(0, VIEW, [0])
@@ -386,7 +387,7 @@ async def test_held_messages_survive_a_reset_and_are_released_afterwards():
 
 
 def _num_control(site: Site) -> int:
-    return sum(lane.protocol.lane == 0 for lane in site.link._lanes)
+    return sum(lane.protocol.lane == 0 for lane in site.link.lanes.all)
 
 
 async def test_both_sides_dialling_end_with_one_lane():
