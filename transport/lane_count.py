@@ -34,6 +34,7 @@ class LaneCount:
         self._pause_s = FIRST_PAUSE_S
         self._busy_s = self._settling_s = 0.0
         self._bytes = 0
+        self._was_full = False
 
     def on_interval(
         self,
@@ -60,12 +61,13 @@ class LaneCount:
             return self.wanted, self.reason
         self._settling_s += elapsed_s
         if self._settling_s > SETTLING_RTTS * rtt_s:
+            self._was_full = self._was_full or is_full
             self._busy_s += elapsed_s
             self._bytes += delivered_bytes
         if self._busy_s >= max(MEASURED_S, MEASURED_RTTS * rtt_s):
-            rate = self._bytes / self._busy_s
+            rate, was_full = self._bytes / self._busy_s, self._was_full
             self._begin_measuring()
-            more_may_help = not is_full and rtt_s >= LEAST_RTT_S
+            more_may_help = not was_full and rtt_s >= LEAST_RTT_S
             if self._before is not None:
                 more_may_help = self._judge(now, rate) and more_may_help
             if more_may_help:
@@ -79,7 +81,7 @@ class LaneCount:
         return opening
 
     def _begin_measuring(self, *, settled: bool = True) -> None:
-        self._busy_s, self._bytes = 0.0, 0
+        self._busy_s, self._bytes, self._was_full = 0.0, 0, False
         if not settled:
             self._settling_s = 0.0
 

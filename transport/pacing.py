@@ -30,8 +30,10 @@ Growth is by INTERVAL_S."""
 SEARCH_GROWTH, SEARCH_FASTER, FASTEST_SEARCH = 0.1, 1.3, 0.5
 """While two queues in a row have not shown about the same rate, the rate is not known."""
 STILL_GROWING = 1.25
-"""A connection that starts and delivers so much more than a round trip ago meets no queue yet."""
+"""A connection that starts, and delivers so much more than a round trip ago, has not filled the
+path for a whole interval: what it delivered is not what the path carries."""
 LIMITING = 0.8
+STUCK_RTTS, STUCK_S = 3, 0.2
 SAME_RATE = 0.2
 CERTAIN = 4
 """A queue of so many times the target is acted on at once; a smaller one when it is there twice."""
@@ -106,7 +108,8 @@ class Pacing:
             Bytes per second, or None for no cap; and why.
         """
         lowest_s = min(rtts_s, default=waiting_s)
-        if not rtts_s and waiting_s <= self._base_s + self.target_s:
+        if not rtts_s and waiting_s < STUCK_RTTS * self._base_s + STUCK_S:
+            # A lost control segment holds back the answers for a round trip: that is no queue.
             return self.cap_bytes_per_s, self.reason
         if rtts_s:
             self._base_s = min(self._base_s, lowest_s)
@@ -117,7 +120,9 @@ class Pacing:
         was_over, self._was_over = self._was_over, self.is_queueing
         if self.is_queueing:
             if self._is_starting(rate, elapsed_s):
-                pass
+                # The queue may be only beginning: no further doubling, but no less either.
+                self.cap_bytes_per_s = max(FLOOR_BYTES_PER_S, STILL_GROWING * rate)
+                self.reason = f"{self.queue_s * 1e3:.0f} ms of queue at the start"
             elif was_over or self.queue_s > CERTAIN * self.target_s:
                 self._lower(rate, lowest_s, elapsed_s)
         else:
@@ -194,3 +199,18 @@ class Pacing:
     @property
     def _peak(self) -> float:
         return max(self._rates, default=0.0)
+
+
+def shares_of(rates: Sequence[float | None]) -> list[float]:
+    """What part of a cap each lane gets, by the rates that they had.
+
+    Lanes differ: one has just been opened, one has met a loss. A slow one may double, and the sum
+    is then above 1: what is too much shows as a queue, and lowers the cap.
+    """
+    if not rates:
+        return []
+    total = sum(rate or 0.0 for rate in rates)
+    if total == 0.0:
+        return [1 / len(rates)] * len(rates)
+    least = 0.5 / len(rates)
+    return [max((rate or 0.0) / total, least) for rate in rates]

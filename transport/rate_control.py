@@ -12,7 +12,7 @@ from geotrain.transport.estimator import RttEstimator
 from geotrain.transport.feed import ChunkFeed
 from geotrain.transport.lane import Lane
 from geotrain.transport.lane_count import LaneCount
-from geotrain.transport.pacing import Pacing
+from geotrain.transport.pacing import Pacing, shares_of
 from geotrain.transport.pings import BUSY_INTERVAL_S
 from geotrain.transport.transitions import LinkSettings
 
@@ -135,11 +135,12 @@ class RateControl:
     def _pace(self) -> None:
         cap = self.pacing.cap_bytes_per_s
         carrying = [lane for lane in self._lanes.values() if lane.protocol.carries_chunks]
-        for lane in carrying:
+        shares = shares_of([lane.sent.rate_bytes_per_s for lane in carrying])
+        for lane, share in zip(carrying, shares, strict=True):
             lane.carrier.expect_rate(lane.sent.rate_bytes_per_s)
             if cap is not None:
                 # Before the first queue nothing is set: pacing costs the kernel timers.
-                lane.carrier.pace(cap / len(carrying))
+                lane.carrier.pace(cap * share)
 
     def _read_delivered(self) -> int:
         """Bytes that all bulk lanes have delivered since the last time."""

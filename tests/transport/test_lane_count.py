@@ -44,18 +44,18 @@ class Line:
 
 def test_where_each_lane_carries_as_much_as_the_first_all_are_had_within_seconds():
     line = Line(lambda lanes: 1e6 * lanes)
-    assert line.run(13.0) == MAX_BULK_LANES
+    assert line.run(20.0) == MAX_BULK_LANES
     assert line.tried == [2, 4, 8, 16, 32, 64]
 
 
 def test_what_gains_too_little_is_taken_back_and_tried_again_ever_more_seldom():
     line = Line(lambda lanes: 1e8)
-    assert line.run(3.5) == 1 and line.tried == [2]
-    line.run(FIRST_PAUSE_S - 3.0)
+    assert line.run(6.5) == 1 and line.tried == [2]
+    line.run(FIRST_PAUSE_S - 6.0)
     assert line.tried == [2]
-    line.run(6.0)
+    line.run(12.0)
     assert line.tried == [2, 2]
-    line.run(1.8 * FIRST_PAUSE_S)
+    line.run(1.6 * FIRST_PAUSE_S)
     assert line.tried == [2, 2]
     line.run(10 * LONGEST_PAUSE_S)
     assert line.count.wanted == 1 and len(line.tried) <= 17
@@ -63,15 +63,15 @@ def test_what_gains_too_little_is_taken_back_and_tried_again_ever_more_seldom():
 
 def test_it_stops_where_the_line_is_filled():
     line = Line(lambda lanes: min(3e6 * lanes, 20e6))
-    assert line.run(20.0) == 8
+    assert line.run(25.0) == 8
     assert line.tried == [2, 4, 8, 16]
 
 
 def test_a_rate_that_falls_has_more_tried_at_once():
     line = Line(lambda lanes: 1e8)
-    line.run(5.0)
+    line.run(7.0)
     line.rate_of = lambda lanes: 1e6 * lanes
-    line.run(6.0)
+    line.run(12.0)
     assert line.count.wanted >= 4
 
 
@@ -96,5 +96,5 @@ def test_lanes_that_never_open_are_given_up():
 
 def test_reason_tells_what_was_compared():
     line = Line(lambda lanes: 1e8)
-    line.run(3.5)
+    line.run(6.5)
     assert line.count.reason == "2 carried 800 Mbit/s, 1 carried 800 Mbit/s"

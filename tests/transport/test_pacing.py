@@ -7,6 +7,7 @@ from geotrain.transport.pacing import (
     FLOOR_BYTES_PER_S,
     LONGEST_INTERVAL_S,
     Pacing,
+    shares_of,
 )
 from tests.transport.simulated_path import Path
 
@@ -96,9 +97,42 @@ def test_no_answer_at_all_counts_as_the_time_waited():
     for _ in range(10):
         pacing.on_interval(rtts_s=[0.1] * 4, delivered_bytes=10**7, elapsed_s=0.1, busy=True)
     cap, reason = pacing.on_interval(
-        rtts_s=[], delivered_bytes=10**7, elapsed_s=0.1, busy=True, waiting_s=0.4
+        rtts_s=[], delivered_bytes=10**7, elapsed_s=0.1, busy=True, waiting_s=0.6
     )
-    assert cap is not None and cap < 10**8 and reason == "300 ms of queue"
+    assert cap is not None and cap < 10**8 and reason == "500 ms of queue"
+
+
+def test_answers_held_back_for_a_round_trip_by_a_lost_segment_are_no_queue():
+    pacing = Pacing()
+    for interval in range(100):
+        lost = interval % 20 >= 18
+        cap, _ = pacing.on_interval(
+            rtts_s=[] if lost else [0.1] * 4,
+            delivered_bytes=10**7,
+            elapsed_s=0.1,
+            busy=True,
+            waiting_s=0.3 if lost else 0.1,
+        )
+        assert cap is None
+
+
+def test_a_start_that_is_still_growing_is_held_but_not_cut():
+    pacing = Pacing()
+    for interval in range(4):
+        cap, _ = pacing.on_interval(
+            rtts_s=[0.1 if interval < 3 else 0.12] * 2,
+            delivered_bytes=1000 * 2**interval,
+            elapsed_s=0.05,
+            busy=True,
+        )
+    assert cap == 1.25 * 8000 / 0.05
+
+
+def test_shares_follow_the_rates_and_leave_room_to_the_slow():
+    assert shares_of([]) == []
+    assert shares_of([None, None]) == [0.5, 0.5]
+    assert shares_of([30.0, 10.0]) == [0.75, 0.25]
+    assert shares_of([50.0, 50.0, None, 0.0]) == [0.5, 0.5, 0.125, 0.125]
 
 
 @given(
