@@ -30,7 +30,7 @@ def test_jitter_does_not_make_it_collapse(seed):
     path = Path(rate=1000 * MBIT, rtt_s=0.1, jitter_s=0.005, seed=seed)
     path.run(3.0)
     for _ in range(20):
-        assert path.run(1.0) > 0.85
+        assert path.run(1.0) > 0.8
 
 
 def test_a_path_without_a_queue_has_no_cap():
