@@ -28,7 +28,6 @@ class ChunkFeed:
         self.on_ready = on_ready
         self.sent = RateEstimator()
         """Of all lanes together."""
-        self.received = RateEstimator(idle_s=0.05)
         self.ran_dry = True
         """Whether a lane could have written more than there was, since this was last set False."""
         self.room = TURN_BYTES

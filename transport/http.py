@@ -97,7 +97,11 @@ class HttpCarrier(asyncio.BufferedProtocol):
 
     def end_writing(self) -> None:
         if self._transport.can_write_eof() and not self._transport.is_closing():
-            self._transport.write_eof()
+            try:
+                self._transport.write_eof()
+            except OSError:
+                # The peer has reset it meanwhile.
+                self._transport.abort()
         else:
             self._transport.close()
 

@@ -88,7 +88,6 @@ class Lane:
         now = self._loop.time()
         if nbytes >= MIN_MEASURED_BYTES:
             self.received.on_bytes(nbytes, now=now)
-            self._feed.received.on_bytes(nbytes, now=now)
         if self.protocol.buffer_updated(nbytes, now=now):
             self.collect_events()
         elif self.protocol.held:

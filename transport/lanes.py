@@ -176,6 +176,8 @@ class Lanes:
         for row in rows:
             row["retransmitted_bytes"] = self._rates.retransmitted_bytes(row["lane"])
         carrier = self.control.carrier if self.control is not None else None
+        rates = [lane.received.rate_bytes_per_s for lane in self.all]
+        received_rates = [rate for rate in rates if rate is not None]
         received = sum(lane.protocol.bytes_received for lane in self.all)
         return {
             "state": self.state.state,
@@ -184,7 +186,7 @@ class Lanes:
             "rtt_s": self._rtt.summary(),
             "rate_bytes_per_s": {
                 "send": self.feed.sent.rate_bytes_per_s,
-                "receive": self.feed.received.rate_bytes_per_s,
+                "receive": sum(received_rates) if received_rates else None,
             },
             "bytes_sent": self._bytes_sent + sum(lane.bytes_sent for lane in self.all),
             "bytes_received": self._bytes_received + received,
