@@ -95,6 +95,7 @@ class Pacing:
         elapsed_s: float,
         busy: bool,
         waiting_s: float = 0.0,
+        kernel_rtt_s: float | None = None,
     ) -> tuple[float | None, str]:
         """Decide the cap for the next interval.
 
@@ -103,6 +104,8 @@ class Pacing:
             delivered_bytes: What the peer's kernel acknowledged of bulk in it.
             busy: Whether there was bulk to send all the time.
             waiting_s: How long the oldest unanswered ping has been waiting.
+            kernel_rtt_s: The round trip of bulk as the kernels see it, where they tell: processes
+                that wait for a core, here or there, make pings late, but not these.
 
         Returns:
             Bytes per second, or None for no cap; and why.
@@ -114,7 +117,8 @@ class Pacing:
         if rtts_s:
             self._base_s = min(self._base_s, lowest_s)
         # The least of several: jitter and a busy machine delay some, a standing queue all.
-        self.queue_s = lowest_s - self._base_s
+        kernels_s = math.inf if kernel_rtt_s is None else kernel_rtt_s
+        self.queue_s = max(0.0, min(lowest_s, kernels_s) - self._base_s)
         rate = delivered_bytes / elapsed_s
         self._rates.append(rate)
         was_over, self._was_over = self._was_over, self.is_queueing
@@ -124,7 +128,7 @@ class Pacing:
                 self.cap_bytes_per_s = max(FLOOR_BYTES_PER_S, STILL_GROWING * rate)
                 self.reason = f"{self.queue_s * 1e3:.0f} ms of queue at the start"
             elif was_over or self.queue_s > CERTAIN * self.target_s:
-                self._lower(rate, lowest_s, elapsed_s)
+                self._lower(rate, elapsed_s)
         else:
             if rtts_s:
                 self._jitter_s += 0.1 * (median(rtts_s) - lowest_s - self._jitter_s)
@@ -141,7 +145,7 @@ class Pacing:
         before = self._rates[max(0, len(self._rates) - 1 - back)]
         return rate > STILL_GROWING * before
 
-    def _lower(self, rate: float, lowest_s: float, elapsed_s: float) -> None:
+    def _lower(self, rate: float, elapsed_s: float) -> None:
         if self._deepest_s == 0.0:
             self._cap_before = self.cap_bytes_per_s
             self._path_rate = self._peak
@@ -154,7 +158,7 @@ class Pacing:
             # Less is sent than leaves the queue, if it is ours: it must become shorter.
             self._episode_s += elapsed_s
         if self._episode_s > patience_s:
-            self._accept_delay(lowest_s)
+            self._accept_delay()
             return
         self._path_rate = max(rate, STEEPEST_FALL * self._path_rate)
         self.cap_bytes_per_s = max(FLOOR_BYTES_PER_S, share * self._path_rate)
@@ -166,9 +170,9 @@ class Pacing:
         self._confirmed = abs(self._path_rate - before) < SAME_RATE * self._path_rate
         self._episode_s = self._deepest_s = 0.0
 
-    def _accept_delay(self, lowest_s: float) -> None:
+    def _accept_delay(self) -> None:
         """Less sent did not shorten it: another path, or someone else's queue."""
-        self._base_s = lowest_s
+        self._base_s += self.queue_s
         self.queue_s = self._episode_s = self._deepest_s = 0.0
         self.cap_bytes_per_s = self._cap_before
         self.reason = "the delay is not from our own queue"

@@ -96,7 +96,7 @@ class RateControl:
             self._ping_every(self._settings.ping_interval_s)
             return
         elapsed_s, self._last_tick = now - self._last_tick, now
-        delivered = self._read_delivered()
+        delivered, kernel_rtt_s = self._read_delivered()
         if elapsed_s > 1.5 * self.pacing.interval_s:
             # Round trips of this interval show our own loop that stood, not the path.
             self._rtt.take_recent()
@@ -109,6 +109,7 @@ class RateControl:
             elapsed_s=elapsed_s,
             busy=busy,
             waiting_s=0.0 if oldest_s is None else now - oldest_s,
+            kernel_rtt_s=kernel_rtt_s,
         )
         self._pace()
         self._count_lanes(now, delivered, elapsed_s, busy)
@@ -142,20 +143,25 @@ class RateControl:
                 # Before the first queue nothing is set: pacing costs the kernel timers.
                 lane.carrier.pace(cap * share)
 
-    def _read_delivered(self) -> int:
-        """Bytes that all bulk lanes have delivered since the last time."""
-        total = 0
+    def _read_delivered(self) -> tuple[int, float | None]:
+        """Bytes that all bulk lanes have delivered since the last time, and the shortest round trip
+        of those that did, as the kernel sees it.
+        """
+        total, rtts_s = 0, []
         for number in self._delivered.keys() - self._lanes.keys():
             del self._delivered[number]
             self._retransmitted_before += self._retransmitted.pop(number, 0)
         for number, lane in self._lanes.items():
             counts = lane.carrier.counts()
             seen = lane.bytes_sent if counts is None else counts.acked_bytes
-            total += max(0, seen - self._delivered.get(number, 0))
+            delivered = max(0, seen - self._delivered.get(number, 0))
+            total += delivered
             self._delivered[number] = seen
             if counts is not None:
                 self._retransmitted[number] = counts.retransmitted_bytes
-        return total
+                if delivered:
+                    rtts_s.append(counts.rtt_s)
+        return total, min(rtts_s, default=None)
 
     def _ping_every(self, interval_s: float) -> None:
         control = self._control()

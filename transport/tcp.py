@@ -7,8 +7,8 @@ from struct import Struct
 from geotrain.transport.carrier import KernelCounts
 
 _SO_MAX_PACING_RATE = 47
-_ACKED_AT, _RETRANSMITTED_AT = 120, 208
-"""struct tcp_info of linux/tcp.h: tcpi_bytes_acked (4.1), tcpi_bytes_retrans (4.19)."""
+_RTT_AT, _ACKED_AT, _RETRANSMITTED_AT = 68, 120, 208
+"""struct tcp_info of linux/tcp.h: tcpi_rtt, tcpi_bytes_acked (4.1), tcpi_bytes_retrans (4.19)."""
 _INFO_BYTES = 256
 _U32, _U64 = Struct("=I"), Struct("=Q")
 _MAX_U32 = 2**32 - 1
@@ -27,6 +27,7 @@ def read_counts(connection: socket.socket) -> KernelCounts | None:
     return KernelCounts(
         acked_bytes=_U64.unpack_from(info, _ACKED_AT)[0],
         retransmitted_bytes=_U64.unpack_from(info, _RETRANSMITTED_AT)[0],
+        rtt_s=_U32.unpack_from(info, _RTT_AT)[0] * 1e-6,
     )
 
 

@@ -136,6 +136,7 @@ class Lanes:
         self.a.peer, self.b.peer = self.b, self.a
         self.ends = (self.a, self.b)
         self._count = 0
+        self.num_damaged = 0
         for end in self.ends:
             end.open_view()
         connect(*self.ends)

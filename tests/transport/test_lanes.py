@@ -17,7 +17,7 @@ OPS = (
     + ["control", "bulk"] * 5
     + ["read", "read_bulk", "read_bulk"] * 4
     + ["decode"] * 2
-    + ["release", "reset", "half_reset", "open", "cut"]
+    + ["release", "reset", "half_reset", "open", "cut", "damage"]
 )
 
 
@@ -41,6 +41,11 @@ def _apply(lanes: Lanes, op: str, end: LanesEnd, number: int, rng: random.Random
             end.read_bulk(lane, 1 + number % 900)
         case "decode":
             end.decode_one()
+        case "damage" if lanes.num_damaged < 2:  # the third at one place would fail the view
+            lanes.num_damaged += 1
+            end.corrupt_next = True
+            end.write_bulk(lane)
+            end.corrupt_next = False
         case "release" if end.held:
             end.release(sorted(end.held)[number % len(end.held)])
         case "half_reset":

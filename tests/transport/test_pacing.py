@@ -92,6 +92,19 @@ def test_one_interval_of_delay_is_not_acted_on():
     assert cap is None
 
 
+def test_pings_that_are_late_where_the_kernels_are_not_show_a_busy_machine_and_no_queue():
+    pacing = Pacing()
+    for interval in range(100):
+        cap, _ = pacing.on_interval(
+            rtts_s=[0.1 if interval < 10 else 0.2] * 4,
+            delivered_bytes=10**7,
+            elapsed_s=0.1,
+            busy=True,
+            kernel_rtt_s=0.101,
+        )
+    assert cap is None
+
+
 def test_no_answer_at_all_counts_as_the_time_waited():
     pacing = Pacing()
     for _ in range(10):
@@ -143,19 +156,21 @@ def test_shares_follow_the_rates_and_leave_room_to_the_slow():
             st.floats(0.01, 5.0),
             st.booleans(),
             st.floats(0.0, 30.0),
+            st.none() | st.floats(1e-5, 30.0),
         ),
         max_size=80,
     )
 )
 def test_whatever_is_measured_the_cap_stays_above_its_floor(intervals):
     pacing = Pacing()
-    for rtts_s, delivered_bytes, elapsed_s, busy, waiting_s in intervals:
+    for rtts_s, delivered_bytes, elapsed_s, busy, waiting_s, kernel_rtt_s in intervals:
         cap, reason = pacing.on_interval(
             rtts_s=rtts_s,
             delivered_bytes=delivered_bytes,
             elapsed_s=elapsed_s,
             busy=busy,
             waiting_s=waiting_s,
+            kernel_rtt_s=kernel_rtt_s,
         )
         assert cap is None or cap >= FLOOR_BYTES_PER_S
         assert reason
