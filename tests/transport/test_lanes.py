@@ -125,6 +125,27 @@ def test_dead_lane_has_only_what_it_lost_sent_again():
     assert 4000 + 2000 < wire_bytes[0] < 4000 + 2000 + 20 * 48 + 150
 
 
+def test_range_asked_for_again_is_on_its_new_lane_alone():
+    lanes = Lanes(2)
+    lanes.settle()
+    lanes.a.offer(b"x" * 1000)
+    lanes.a.write_control()
+    lanes.a.corrupt_next = True
+    lanes.a.write_bulk(1, limit=400)
+    lanes.a.corrupt_next = False
+    lanes.a.write_bulk(1, limit=600)
+    lanes.b.read(1 << 20)
+    lanes.b.read_bulk(1, 1 << 20)  # a NAK of the first 400
+    lanes.b.write_control()
+    lanes.a.read(1 << 20)
+    lanes.a.write_bulk(2, limit=400)
+    lanes.b.drop_lane(1)
+    lanes.settle(release=True)
+    assert lanes.b.delivered == [(0, b"x" * 1000)]
+    wire_bytes = next(event.wire_bytes for event in lanes.a.events if hasattr(event, "wire_bytes"))
+    assert wire_bytes[0] < 1000 + 400 + 3 * 48 + 150
+
+
 def test_chunks_written_to_a_lane_that_the_peer_never_saw_open_are_sent_again():
     """The dialler gave the lane up before it read JOINED."""
     lanes = Lanes(0)
