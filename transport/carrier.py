@@ -17,6 +17,8 @@ class KernelCounts:
     acked_bytes: int
     """Sent, and acknowledged by the peer's kernel."""
     retransmitted_bytes: int
+    limited_s: float
+    """For how long a window, the peer's or our own, kept it from sending."""
     rtt_s: float
     """Smoothed, of what is sent now; no process has a part in it."""
 

@@ -34,7 +34,8 @@ class LaneCount:
         self._pause_s = FIRST_PAUSE_S
         self._busy_s = self._settling_s = 0.0
         self._bytes = 0
-        self._was_full = False
+        self._was_full = self._was_held_back = False
+        self._blind_from: float | None = None
 
     def on_interval(
         self,
@@ -44,6 +45,7 @@ class LaneCount:
         elapsed_s: float,
         busy: bool,
         is_full: bool,
+        is_held_back: bool,
         rtt_s: float | None,
         num_open: int,
     ) -> tuple[int, str]:
@@ -51,7 +53,10 @@ class LaneCount:
 
         Args:
             busy: Whether there was something to send all the time.
-            is_full: Whether pacing holds the link back: then the path carries what it can.
+            is_full: Whether the path, as far as pacing knows it, carries what it can.
+            is_held_back: Whether some lane met a loss or the end of a window: more lanes should
+                help. Without that they are tried after a while all the same, for something else may
+                limit each connection.
             rtt_s: The shortest round trip; None where it is not known yet.
             num_open: Lanes that carry chunks now.
         """
@@ -62,16 +67,18 @@ class LaneCount:
         self._settling_s += elapsed_s
         if self._settling_s > SETTLING_RTTS * rtt_s:
             self._was_full = self._was_full or is_full
+            self._was_held_back = self._was_held_back or is_held_back
             self._busy_s += elapsed_s
             self._bytes += delivered_bytes
         if self._busy_s >= max(MEASURED_S, MEASURED_RTTS * rtt_s):
             rate, was_full = self._bytes / self._busy_s, self._was_full
+            was_held_back = self._was_held_back
             self._begin_measuring()
             more_may_help = not was_full and rtt_s >= LEAST_RTT_S
             if self._before is not None:
                 more_may_help = self._judge(now, rate) and more_may_help
             if more_may_help:
-                self._consider(now, rate)
+                self._consider(now, rate, was_held_back)
         return self.wanted, self.reason
 
     def _still_opening(self, now: float, num_open: int) -> bool:
@@ -81,17 +88,21 @@ class LaneCount:
         return opening
 
     def _begin_measuring(self, *, settled: bool = True) -> None:
-        self._busy_s, self._bytes, self._was_full = 0.0, 0, False
+        self._busy_s, self._bytes = 0.0, 0
+        self._was_full = self._was_held_back = False
         if not settled:
             self._settling_s = 0.0
 
-    def _consider(self, now: float, rate: float) -> None:
+    def _consider(self, now: float, rate: float, was_held_back: bool) -> None:
+        if self._blind_from is None:
+            self._blind_from = now + FIRST_PAUSE_S
+        due = self._next_try if was_held_back else max(self._next_try, self._blind_from)
         fell = self._rate is not None and rate < FALL * self._rate
         self._rate = rate
         if fell:
             # This time was partly before, partly after: compare with a whole one.
             self._next_try, self._pause_s = now, FIRST_PAUSE_S
-        elif rate > 0 and now >= self._next_try and self.wanted < MAX_BULK_LANES:
+        elif rate > 0 and now >= due and self.wanted < MAX_BULK_LANES:
             self._before = (self.wanted, rate)
             self._trying_since = now
             self.wanted = min(2 * self.wanted, MAX_BULK_LANES)

@@ -28,13 +28,13 @@ SLOW_INTERVALS = 25
 """So long after a queue the cap grows slowly, near the rate; then ever faster: it has changed.
 Growth is by INTERVAL_S."""
 SEARCH_GROWTH, SEARCH_FASTER, FASTEST_SEARCH = 0.1, 1.3, 0.5
-"""While two queues in a row have not shown about the same rate, the rate is not known."""
+"""Until two intervals with a queue, or two queues, have shown about the same rate: not known."""
 STILL_GROWING = 1.25
 """A connection that starts, and delivers so much more than a round trip ago, has not filled the
 path for a whole interval: what it delivered is not what the path carries."""
-LIMITING = 0.8
+FULL = 0.8
 STUCK_RTTS, STUCK_S = 3, 0.2
-SAME_RATE = 0.2
+SAME_RATE, SAME_MOMENT, NOT_ALL = 0.2, 0.1, 0.9
 CERTAIN = 4
 """A queue of so many times the target is acted on at once; a smaller one when it is there twice."""
 GOT_THROUGH = 0.8
@@ -58,7 +58,8 @@ class Pacing:
         self._jitter_s = 0.0
         self._path_rate = 0.0
         self._rates: deque[float] = deque(maxlen=PEAK_INTERVALS)
-        self._confirmed = False
+        self._confirmed = self._proven = False
+        self._over_rate = 0.0
         self._previous_rate = 0.0
         self._calm_intervals = 0
         self._was_over = False
@@ -75,10 +76,12 @@ class Pacing:
         return self.queue_s > self.target_s
 
     @property
-    def is_limiting(self) -> bool:
-        """Whether the cap, and nothing else, says how much is sent."""
-        cap, rates = self.cap_bytes_per_s, self._rates
-        return cap is not None and len(rates) > 0 and rates[-1] >= LIMITING * cap
+    def is_full(self) -> bool:
+        """Whether about as much is sent as the path carries, as far as it is known."""
+        if self.cap_bytes_per_s is None or not self._rates:
+            return False
+        known = self._path_rate if self._confirmed else math.inf
+        return self._rates[-1] >= FULL * min(self.cap_bytes_per_s, known)
 
     @property
     def interval_s(self) -> float:
@@ -149,11 +152,17 @@ class Pacing:
         if self._deepest_s == 0.0:
             self._cap_before = self.cap_bytes_per_s
             self._path_rate = self._peak
+            self._proven, self._over_rate = False, 0.0
         if self.queue_s > 2 * self._deepest_s or self.queue_s < self._deepest_s / 2:
             # A new queue, much more of it, or half of it gone: the patience begins anew.
             self._episode_s, self._deepest_s = 0.0, self.queue_s
         share = max(LEAST_SHARE, 1 - self.queue_s / DRAIN_S)
         patience_s = 2 * self._deepest_s / (1 - share) + 3 * self.interval_s
+        offered = self.cap_bytes_per_s or math.inf
+        if rate < NOT_ALL * offered and abs(rate - self._over_rate) < SAME_MOMENT * rate:
+            # More was offered than came through, twice: that is what the path carries.
+            self._proven = True
+        self._over_rate = rate
         if self.cap_bytes_per_s is not None and rate >= GOT_THROUGH * self.cap_bytes_per_s:
             # Less is sent than leaves the queue, if it is ours: it must become shorter.
             self._episode_s += elapsed_s
@@ -167,7 +176,8 @@ class Pacing:
 
     def _end_episode(self) -> None:
         before, self._previous_rate = self._previous_rate, self._path_rate
-        self._confirmed = abs(self._path_rate - before) < SAME_RATE * self._path_rate
+        same = abs(self._path_rate - before) < SAME_RATE * self._path_rate
+        self._confirmed = same or self._proven
         self._episode_s = self._deepest_s = 0.0
 
     def _accept_delay(self) -> None:

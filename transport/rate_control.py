@@ -6,8 +6,10 @@ It ticks only while there is bulk to send.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from geotrain.transport.carrier import KernelCounts
 from geotrain.transport.estimator import RttEstimator
 from geotrain.transport.feed import ChunkFeed
 from geotrain.transport.lane import Lane
@@ -18,8 +20,25 @@ from geotrain.transport.transitions import LinkSettings
 
 logger = logging.getLogger(__name__)
 
+LIMITED = 0.3
+"""A lane that a window kept from sending for this part of the time is held back by it."""
 IDLE_S = 1.0
 """So long after the last chunk the ticks end."""
+
+
+@dataclass
+class _Told:
+    """By the kernels, of all bulk lanes in one interval."""
+
+    delivered_bytes: int = 0
+    lost: bool = False
+    limited_s: float = 0.0
+    """Of the lane that was limited longest."""
+    rtt_s: float | None = None
+    """Of the lane that delivered soonest."""
+
+
+_NOTHING = KernelCounts(acked_bytes=0, retransmitted_bytes=0, limited_s=0.0, rtt_s=0.0)
 
 
 class RateControl:
@@ -52,8 +71,7 @@ class RateControl:
         self._on_wanted = on_wanted
         self._timer: asyncio.TimerHandle | None = None
         self._last_tick = self._last_busy = 0.0
-        self._delivered: dict[int, int] = {}
-        self._retransmitted: dict[int, int] = {}
+        self._seen: dict[int, KernelCounts] = {}
         self._retransmitted_before = 0
 
     def wake(self) -> None:
@@ -63,7 +81,7 @@ class RateControl:
             self._last_tick = self._last_busy = loop.time()
             self._rtt.take_recent()
             self._feed.ran_dry = True
-            self._read_delivered()
+            self._read_kernels()
             self._ping_every(min(BUSY_INTERVAL_S, self._settings.ping_interval_s))
             self._again()
 
@@ -73,17 +91,18 @@ class RateControl:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._delivered.clear()
-        self._retransmitted.clear()
+        self._seen.clear()
 
     @property
     def total_retransmitted_bytes(self) -> int:
         """What the kernel is known to have sent again, on lanes that are gone too."""
-        return self._retransmitted_before + sum(self._retransmitted.values())
+        now = sum(counts.retransmitted_bytes for counts in self._seen.values())
+        return self._retransmitted_before + now
 
     def retransmitted_bytes(self, number: int) -> int | None:
-        """What the kernel sent again on a lane; None where it does not tell."""
-        return self._retransmitted.get(number)
+        """What the kernel is known to have sent again on a lane."""
+        counts = self._seen.get(number)
+        return None if counts is None else counts.retransmitted_bytes
 
     def _tick(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -96,7 +115,7 @@ class RateControl:
             self._ping_every(self._settings.ping_interval_s)
             return
         elapsed_s, self._last_tick = now - self._last_tick, now
-        delivered, kernel_rtt_s = self._read_delivered()
+        told = self._read_kernels()
         if elapsed_s > 1.5 * self.pacing.interval_s:
             # Round trips of this interval show our own loop that stood, not the path.
             self._rtt.take_recent()
@@ -105,27 +124,28 @@ class RateControl:
         oldest_s = control.protocol.pings.oldest_s
         self.pacing.on_interval(
             rtts_s=self._rtt.take_recent(),
-            delivered_bytes=delivered,
+            delivered_bytes=told.delivered_bytes,
             elapsed_s=elapsed_s,
             busy=busy,
             waiting_s=0.0 if oldest_s is None else now - oldest_s,
-            kernel_rtt_s=kernel_rtt_s,
+            kernel_rtt_s=told.rtt_s,
         )
         self._pace()
-        self._count_lanes(now, delivered, elapsed_s, busy)
+        self._count_lanes(now, told, elapsed_s, busy)
         self._again()
 
     def _again(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self.pacing.interval_s, self._tick)
 
-    def _count_lanes(self, now: float, delivered: int, elapsed_s: float, busy: bool) -> None:
+    def _count_lanes(self, now: float, told: "_Told", elapsed_s: float, busy: bool) -> None:
         before = self.count.wanted
         wanted, reason = self.count.on_interval(
             now=now,
-            delivered_bytes=delivered,
+            delivered_bytes=told.delivered_bytes,
             elapsed_s=elapsed_s,
             busy=busy,
-            is_full=self.pacing.is_limiting,
+            is_held_back=told.lost or told.limited_s > LIMITED * elapsed_s,
+            is_full=self.pacing.is_full,
             rtt_s=self._rtt.min_s,
             num_open=sum(lane.protocol.carries_chunks for lane in self._lanes.values()),
         )
@@ -143,25 +163,26 @@ class RateControl:
                 # Before the first queue nothing is set: pacing costs the kernel timers.
                 lane.carrier.pace(cap * share)
 
-    def _read_delivered(self) -> tuple[int, float | None]:
-        """Bytes that all bulk lanes have delivered since the last time, and the shortest round trip
-        of those that did, as the kernel sees it.
-        """
-        total, rtts_s = 0, []
-        for number in self._delivered.keys() - self._lanes.keys():
-            del self._delivered[number]
-            self._retransmitted_before += self._retransmitted.pop(number, 0)
+    def _read_kernels(self) -> "_Told":
+        """What has changed since the last time."""
+        told = _Told()
+        for number in self._seen.keys() - self._lanes.keys():
+            self._retransmitted_before += self._seen.pop(number).retransmitted_bytes
         for number, lane in self._lanes.items():
             counts = lane.carrier.counts()
-            seen = lane.bytes_sent if counts is None else counts.acked_bytes
-            delivered = max(0, seen - self._delivered.get(number, 0))
-            total += delivered
-            self._delivered[number] = seen
-            if counts is not None:
-                self._retransmitted[number] = counts.retransmitted_bytes
-                if delivered:
-                    rtts_s.append(counts.rtt_s)
-        return total, min(rtts_s, default=None)
+            if counts is None:
+                # Where nothing is told, what was written is nearly what was delivered.
+                told.lost = True
+                counts = replace(_NOTHING, acked_bytes=lane.bytes_sent)
+            before = self._seen.get(number, _NOTHING)
+            self._seen[number] = counts
+            delivered = counts.acked_bytes - before.acked_bytes
+            told.delivered_bytes += delivered
+            told.lost = told.lost or counts.retransmitted_bytes > before.retransmitted_bytes
+            told.limited_s = max(told.limited_s, counts.limited_s - before.limited_s)
+            if delivered and counts.rtt_s and (told.rtt_s is None or counts.rtt_s < told.rtt_s):
+                told.rtt_s = counts.rtt_s
+        return told
 
     def _ping_every(self, interval_s: float) -> None:
         control = self._control()

@@ -7,8 +7,8 @@ from struct import Struct
 from geotrain.transport.carrier import KernelCounts
 
 _SO_MAX_PACING_RATE = 47
-_RTT_AT, _ACKED_AT, _RETRANSMITTED_AT = 68, 120, 208
-"""struct tcp_info of linux/tcp.h: tcpi_rtt, tcpi_bytes_acked (4.1), tcpi_bytes_retrans (4.19)."""
+_RTT_AT, _ACKED_AT, _RWND_LIMITED_AT, _SNDBUF_LIMITED_AT, _RETRANSMITTED_AT = 68, 120, 176, 184, 208
+"""In struct tcp_info of linux/tcp.h; the last one came with Linux 4.19."""
 _INFO_BYTES = 256
 _U32, _U64 = Struct("=I"), Struct("=Q")
 _MAX_U32 = 2**32 - 1
@@ -24,9 +24,14 @@ def read_counts(connection: socket.socket) -> KernelCounts | None:
         return None
     if len(info) < _RETRANSMITTED_AT + _U64.size:
         return None
+    u64 = {
+        at: _U64.unpack_from(info, at)[0]
+        for at in (_ACKED_AT, _RWND_LIMITED_AT, _SNDBUF_LIMITED_AT, _RETRANSMITTED_AT)
+    }
     return KernelCounts(
-        acked_bytes=_U64.unpack_from(info, _ACKED_AT)[0],
-        retransmitted_bytes=_U64.unpack_from(info, _RETRANSMITTED_AT)[0],
+        acked_bytes=u64[_ACKED_AT],
+        retransmitted_bytes=u64[_RETRANSMITTED_AT],
+        limited_s=(u64[_RWND_LIMITED_AT] + u64[_SNDBUF_LIMITED_AT]) * 1e-6,
         rtt_s=_U32.unpack_from(info, _RTT_AT)[0] * 1e-6,
     )
 

@@ -16,7 +16,7 @@ class Line:
         self.opening_s = opening_s
         self.num_open = self.count.wanted
         self.now = 0.0
-        self.busy, self.is_full = True, False
+        self.busy, self.is_full, self.is_held_back = True, False, True
         self.tried: list[int] = []
         self._changed = 0.0
 
@@ -33,6 +33,7 @@ class Line:
                 elapsed_s=TICK_S,
                 busy=self.busy,
                 is_full=self.is_full,
+                is_held_back=self.is_held_back,
                 rtt_s=self.rtt_s,
                 num_open=self.num_open,
             )
@@ -81,6 +82,15 @@ def test_where_more_cannot_help_none_are_tried(changes):
     for name, value in changes.items():
         setattr(line, name, value)
     assert line.run(60.0) == 1
+
+
+def test_without_a_sign_that_more_would_help_they_are_tried_later():
+    line = Line(lambda lanes: 1e6 * lanes)
+    line.is_held_back = False
+    line.run(FIRST_PAUSE_S)
+    assert line.tried == []
+    line.run(20.0)
+    assert line.count.wanted >= 16
 
 
 def test_number_configured_stays():
