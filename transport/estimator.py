@@ -22,22 +22,30 @@ class RttEstimator:
     def __init__(self) -> None:
         self._samples_s: deque[float] = deque(maxlen=RTT_SAMPLES)
         self._recent_s: deque[float] = deque(maxlen=RTT_SAMPLES)
+        self._recent_ways_s: deque[float] = deque(maxlen=RTT_SAMPLES)
         self.min_s: float | None = None
         """The least ever seen on this link: the path without queues."""
         self.last_s = float("-inf")
         """When the last sample came."""
 
-    def on_sample(self, rtt_s: float, *, now: float = 0.0) -> None:
+    def on_sample(self, rtt_s: float, *, now: float = 0.0, way_s: float | None = None) -> None:
+        """
+        Args:
+            way_s: From here to the peer, by two clocks that differ.
+        """
+        if way_s is not None:
+            self._recent_ways_s.append(way_s)
         self._samples_s.append(rtt_s)
         self._recent_s.append(rtt_s)
         self.last_s = now
         if self.min_s is None or rtt_s < self.min_s:
             self.min_s = rtt_s
 
-    def take_recent(self) -> list[float]:
-        """The samples since the last call."""
-        recent = list(self._recent_s)
+    def take_recent(self) -> tuple[list[float], list[float]]:
+        """The round trips, and the ways there, since the last call."""
+        recent = list(self._recent_s), list(self._recent_ways_s)
         self._recent_s.clear()
+        self._recent_ways_s.clear()
         return recent
 
     def quantile_s(self, fraction: float) -> float | None:

@@ -27,9 +27,10 @@ FAST_GROWTH = 0.25
 SLOW_INTERVALS = 25
 """So long after a queue the cap grows slowly, near the rate; then ever faster: it has changed.
 Growth is by INTERVAL_S."""
-SEARCH_GROWTH, SEARCH_FASTER, FASTEST_SEARCH = 0.1, 1.3, 0.5
-"""Until two intervals with a queue, or two queues, have shown about the same rate: not known."""
-STILL_GROWING = 1.25
+SEARCH_GROWTH = 0.4
+"""Each interval, until two with a queue, or two queues, have shown about the same rate. With less
+than a quarter each round trip BBR believes that the path is full, and it stays so for long."""
+STILL_GROWING, HELD_GROWTH = 1.25, 1.5
 """A connection that starts, and delivers so much more than a round trip ago, has not filled the
 path for a whole interval: what it delivered is not what the path carries."""
 FULL = 0.8
@@ -40,6 +41,7 @@ CERTAIN = 4
 GOT_THROUGH = 0.8
 RETURN_GROWTH = 0.05
 """Back to what the path carried of late, where one bad moment had lowered the cap."""
+CLOCK_DRIFT = 1e-4
 PEAK_INTERVALS = 50
 PEAK_SHARE = 0.9
 FLOOR_BYTES_PER_S = 64e3
@@ -54,7 +56,7 @@ class Pacing:
         self.reason = "no queue was seen yet"
         self.queue_s = 0.0
         """How long the standing queue was in the last interval."""
-        self._base_s = math.inf
+        self._base_s = self._way_base_s = math.inf
         self._jitter_s = 0.0
         self._path_rate = 0.0
         self._rates: deque[float] = deque(maxlen=PEAK_INTERVALS)
@@ -99,6 +101,7 @@ class Pacing:
         busy: bool,
         waiting_s: float = 0.0,
         kernel_rtt_s: float | None = None,
+        ways_s: Sequence[float] = (),
     ) -> tuple[float | None, str]:
         """Decide the cap for the next interval.
 
@@ -109,6 +112,8 @@ class Pacing:
             waiting_s: How long the oldest unanswered ping has been waiting.
             kernel_rtt_s: The round trip of bulk as the kernels see it, where they tell: processes
                 that wait for a core, here or there, make pings late, but not these.
+            ways_s: Of the same pings, how long each took to the peer, by two clocks: what stands in
+                the other direction is the peer's, and for it to drain.
 
         Returns:
             Bytes per second, or None for no cap; and why.
@@ -121,14 +126,19 @@ class Pacing:
             self._base_s = min(self._base_s, lowest_s)
         # The least of several: jitter and a busy machine delay some, a standing queue all.
         kernels_s = math.inf if kernel_rtt_s is None else kernel_rtt_s
-        self.queue_s = max(0.0, min(lowest_s, kernels_s) - self._base_s)
+        queue_s = min(lowest_s, kernels_s) - self._base_s
+        if ways_s:
+            # Two clocks run apart, so that an old least may be too little.
+            self._way_base_s = min(self._way_base_s + CLOCK_DRIFT * elapsed_s, *ways_s)
+            queue_s = min(queue_s, min(ways_s) - self._way_base_s)
+        self.queue_s = max(0.0, queue_s)
         rate = delivered_bytes / elapsed_s
         self._rates.append(rate)
         was_over, self._was_over = self._was_over, self.is_queueing
         if self.is_queueing:
             if self._is_starting(rate, elapsed_s):
                 # The queue may be only beginning: no further doubling, but no less either.
-                self.cap_bytes_per_s = max(FLOOR_BYTES_PER_S, STILL_GROWING * rate)
+                self.cap_bytes_per_s = max(FLOOR_BYTES_PER_S, HELD_GROWTH * rate)
                 self.reason = f"{self.queue_s * 1e3:.0f} ms of queue at the start"
             elif was_over or self.queue_s > CERTAIN * self.target_s:
                 self._lower(rate, elapsed_s)
@@ -183,6 +193,7 @@ class Pacing:
     def _accept_delay(self) -> None:
         """Less sent did not shorten it: another path, or someone else's queue."""
         self._base_s += self.queue_s
+        self._way_base_s += self.queue_s
         self.queue_s = self._episode_s = self._deepest_s = 0.0
         self.cap_bytes_per_s = self._cap_before
         self.reason = "the delay is not from our own queue"
@@ -199,10 +210,10 @@ class Pacing:
         elif busy and rate > 0.5 * cap:
             excess = max(0, self._calm_intervals - SLOW_INTERVALS)
             growth = min(SLOW_GROWTH * 1.5 ** min(excess, 20), FAST_GROWTH)
-            if not self._confirmed:
-                faster = SEARCH_FASTER ** min(self._calm_intervals, 20)
-                growth = min(SEARCH_GROWTH * faster, FASTEST_SEARCH)
-            self._grow(growth)
+            if self._confirmed:
+                self._grow(growth)
+            else:
+                self.cap_bytes_per_s = cap * (1 + SEARCH_GROWTH)
         self.reason = "no queue"
 
     def _grow(self, growth: float) -> None:

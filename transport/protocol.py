@@ -101,7 +101,7 @@ class LaneProtocol:
         self._control: deque[bytes] = deque()
         self._to_publish: dict[str, Presence] = {}
         self._deadline = now + HANDSHAKE_S
-        self._pong: int | None = None
+        self._pong: tuple[int, float] | None = None
         self._last: tuple[FrameHeader, float] | None = None
         if join is not None:
             self._control.append(control_frame(T.JOIN, join.to_map()))
@@ -225,8 +225,8 @@ class LaneProtocol:
         if self.state not in (State.OPEN, State.BULK) or self.retiring:
             return None
         if self._pong is not None:
-            number, self._pong = self._pong, None
-            return control_frame(T.PONG, seq=number)
+            (number, came_s), self._pong = self._pong, None
+            return control_frame(T.PONG, seq=number, raw_offset=int(came_s * 1e6))
         if self.state is State.BULK:
             return None
         if self._to_publish:
@@ -354,12 +354,14 @@ class LaneProtocol:
 
     def _on_ping(self, header: FrameHeader, payload: memoryview) -> None:
         # One answer for all pings so far, so that a flood of them holds no memory.
-        self._pong = header.seq
+        self._pong = (header.seq, self._now)
 
     def _on_pong(self, header: FrameHeader, payload: memoryview) -> None:
         rtt_s = self.pings.on_pong(header.seq, now=self._now)
         if rtt_s is not None and self.state is State.OPEN:
-            self._rtt.on_sample(rtt_s, now=self._now)
+            # By two clocks: it says nothing by itself, but its changes are those of one direction.
+            way_s = header.raw_offset * 1e-6 - (self._now - rtt_s)
+            self._rtt.on_sample(rtt_s, now=self._now, way_s=way_s)
 
     def _refused(self, reason: str, differing: Differing, answer: bytes | None) -> None:
         self._events.append(PeerRefused(reason=reason, differing=differing))

@@ -121,9 +121,11 @@ class RateControl:
             self._rtt.take_recent()
             self._again()
             return
+        rtts_s, ways_s = self._rtt.take_recent()
         oldest_s = control.protocol.pings.oldest_s
         self.pacing.on_interval(
-            rtts_s=self._rtt.take_recent(),
+            rtts_s=rtts_s,
+            ways_s=ways_s,
             delivered_bytes=told.delivered_bytes,
             elapsed_s=elapsed_s,
             busy=busy,

@@ -105,6 +105,32 @@ def test_pings_that_are_late_where_the_kernels_are_not_show_a_busy_machine_and_n
     assert cap is None
 
 
+def test_a_queue_in_the_other_direction_is_the_peers():
+    pacing = Pacing()
+    for interval in range(100):
+        cap, _ = pacing.on_interval(
+            rtts_s=[0.1 if interval < 10 else 0.25] * 4,
+            ways_s=[-7.0] * 4,
+            delivered_bytes=10**7,
+            elapsed_s=0.1,
+            busy=True,
+        )
+    assert cap is None
+
+
+def test_clocks_that_run_apart_make_no_queue():
+    pacing = Pacing()
+    for interval in range(10_000):
+        cap, _ = pacing.on_interval(
+            rtts_s=[0.1 + 0.05 * (interval % 5 == 4)] * 4,
+            ways_s=[5e-5 * 0.1 * interval] * 4,
+            delivered_bytes=10**7,
+            elapsed_s=0.1,
+            busy=True,
+        )
+    assert cap is None
+
+
 def test_no_answer_at_all_counts_as_the_time_waited():
     pacing = Pacing()
     for _ in range(10):
@@ -138,7 +164,7 @@ def test_a_start_that_is_still_growing_is_held_but_not_cut():
             elapsed_s=0.05,
             busy=True,
         )
-    assert cap == 1.25 * 8000 / 0.05
+    assert cap == 1.5 * 8000 / 0.05
 
 
 def test_shares_follow_the_rates_and_leave_room_to_the_slow():

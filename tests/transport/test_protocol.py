@@ -104,6 +104,7 @@ def test_pings_go_out_at_their_interval_and_measure_the_round_trip():
         pass
     a.read(1000, now=1.1)
     assert a.rtt.quantile_s(1.0) == pytest.approx(0.1)
+    assert a.rtt.take_recent()[1][-1] == pytest.approx(0.05)
     assert a.lane.get_timer() == 2.0
 
 
