@@ -65,7 +65,7 @@ def _apply(lanes: Lanes, op: str, end: LanesEnd, number: int, rng: random.Random
 
 
 @given(st.integers(0, 2**32), st.integers(0, 400), st.integers(0, 4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_nothing_is_lost_doubled_or_written_late_whatever_becomes_of_the_lanes(
     seed, num_ops, num_lanes
 ):
