@@ -481,7 +481,7 @@ async def test_coder_that_damages_is_overruled_by_raw_chunks():
 
 
 @asynccontextmanager
-async def in_memory(coder=None):
+async def in_memory(coder=None, num_lanes=None):
     """Two sites over fake carriers; `cuts` breaks the present one."""
     sites: dict[str, Site] = {}
     carriers: list = []
@@ -494,7 +494,8 @@ async def in_memory(coder=None):
         yield near
         near.abort()
 
-    sites["a"], sites["b"] = Site("a", dial=dial, coder=coder), Site("b", coder=coder)
+    sites["a"] = Site("a", dial=dial, coder=coder, num_lanes=num_lanes)
+    sites["b"] = Site("b", coder=coder)
     async with running(sites["a"], sites["b"]):
         yield sites["a"], sites["b"], carriers
 
@@ -519,6 +520,21 @@ async def test_silent_peer_is_given_up_and_dialled_again():
         assert "ping timeout" in a.link.stats()["reason"]
         await a.until(lambda: a.state == "connected")
         assert a.link.stats()["lanes_opened"] == 2
+
+
+async def test_bulk_lane_that_goes_silent_is_given_up_and_its_chunks_go_over_the_other():
+    async with in_memory(num_lanes=2) as (a, b, carriers):
+        await _lanes_there(a, b, 2)
+        a.open_view()
+        b.open_view()
+        carriers[1].pause_reading()  # of this lane nothing reaches a any more
+        payloads = _payloads(4)
+        for payload in payloads:
+            b.offer(payload)
+        await b.until(lambda: len(b.acked) == 4)
+        assert a.delivered == payloads
+        await _lanes_there(a, b, 2)
+        assert a.link.stats()["lanes_opened"] == 1 and a.link.stats()["bulk_lanes_opened"] == 3
 
 
 async def test_failing_dials_are_reported_once_per_reason(caplog):
