@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Literal
 
+from geotrain.commands import bench_link
+from geotrain.lab.bench.link_options import LinkBench
 from geotrain.lab.bench.options import BenchOptions, Work
 
 _MAX_REGIONS = 16
@@ -12,12 +14,16 @@ _MAX_REGIONS = 16
 def main(argv: Sequence[str]) -> int:
     """Run one measurement. Returns the exit status."""
     options = parse(argv)
+    if isinstance(options, LinkBench):
+        from geotrain.lab.bench import link
+
+        return link.main(options)
     from geotrain.lab.bench import step
 
     return step.main(options)
 
 
-def parse(argv: Sequence[str]) -> BenchOptions:
+def parse(argv: Sequence[str]) -> BenchOptions | LinkBench:
     """The options; argparse's own message and exit status 2 for what cannot be."""
     parser = argparse.ArgumentParser(prog="geotrain bench", description="Measure on this machine.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="WHAT")
@@ -29,7 +35,13 @@ def parse(argv: Sequence[str]) -> BenchOptions:
     )
     _add_step_options(step)
     _add_link_options(step)
+    link = bench_link.add_to(verbs)
     given = parser.parse_args(argv)
+    if given.verb == "link":
+        try:
+            return bench_link.options_of(given)
+        except ValueError as error:
+            link.error(str(error))
     problems = _problems(given)
     if problems:
         step.error("; ".join(problems))

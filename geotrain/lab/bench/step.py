@@ -9,20 +9,24 @@ import contextlib
 import itertools
 import json
 import os
-import shutil
-import signal
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from geotrain.lab.bench.options import BenchOptions, site_toml
 from geotrain.lab.bench.peers import measure_torch
 from geotrain.lab.bench.report import report, table
-from geotrain.lab.bench.sites import BenchFailedError, Sites, next_line, progress, stop
+from geotrain.lab.bench.sites import (
+    BenchFailedError,
+    Sites,
+    in_lab,
+    next_line,
+    progress,
+    run_until_signal,
+    stop,
+)
 from geotrain.lab.demo.options import ports_path
 from geotrain.lab.processes import Child
 from geotrain.lab.wan import Route
@@ -35,40 +39,16 @@ _POLL_S = 0.02
 
 def main(options: BenchOptions) -> int:
     """Measure and print. Returns the exit status; BenchFailedError says what went wrong."""
-    received: list[signal.Signals] = []
-    try:
-        result = asyncio.run(_measure(options, received))
-    except asyncio.CancelledError:
-        if not received:
-            raise
-        print(f"geotrain bench: stopped by {received[0].name}", file=sys.stderr)
-        return 128 + received[0]
+    result = run_until_signal(in_lab(options, lambda sites: _measure(sites, options)))
+    if isinstance(result, int):
+        return result
     print(json.dumps(result) if options.json else table(result), flush=True)
     return 0
 
 
-async def _measure(options: BenchOptions, received: list[signal.Signals]) -> dict[str, Any]:
-    task = asyncio.current_task()
-    assert task is not None
-
-    def cancel(number: signal.Signals) -> None:
-        if not received:  # The clean-up that the first signal began must not be interrupted.
-            received.append(number)
-            task.cancel()
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, cancel, number)
-    folder = Path(tempfile.mkdtemp(prefix="geotrain-bench-"))
-    try:
-        sites = await Sites.open(options, folder)
-        try:
-            load = os.getloadavg()[0]
-            steps, lanes = await _measure_geotrain(sites, options)
-            peers = await measure_torch(sites, options) if options.against_torch else None
-        finally:
-            await sites.close()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+async def _measure(sites: Sites, options: BenchOptions) -> dict[str, Any]:
+    load = os.getloadavg()[0]
+    steps, lanes = await _measure_geotrain(sites, options)
     return report(
         options,
         step_s=statistics.median(step["step_s"] for step in steps[1:]),
@@ -76,7 +56,7 @@ async def _measure(options: BenchOptions, received: list[signal.Signals]) -> dic
         emulator=sites.wan.kind,
         congestion={"sites": sites.wan.congestion, "geotrain": lanes},
         load=load,
-        peers=peers,
+        peers=await measure_torch(sites, options) if options.against_torch else None,
     )
 
 
