@@ -95,7 +95,8 @@ class HttpCarrier(asyncio.BufferedProtocol):
             self._transport.close()
 
     def abort(self) -> None:
-        self._transport.abort()
+        if not self.closed.is_set():  # A transport that is gone has no loop to abort it on.
+            self._transport.abort()
 
     # asyncio's side ------------------------------------------------------------------------------
 

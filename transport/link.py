@@ -44,6 +44,8 @@ from geotrain.transport.workers import ChunkWorkers, Coder
 logger = logging.getLogger(__name__)
 
 DIAL_TIMEOUT_S = 10.0
+HELD_S = 1.0
+"""A lane that lived so long was a good one: after its end the first try is soon."""
 MAX_LANES = 4
 """Lanes of one peer in handshake or closing; more are turned away."""
 
@@ -311,8 +313,8 @@ class Link:
 
     def _on_lane_closed(self, lane: Lane, reason: str) -> None:
         if lane is self._lane:
-            if time.monotonic() - self._since >= LONGEST_S:
-                # It held; one that closes at once must not be dialled in a tight loop.
+            if time.monotonic() - self._since >= HELD_S:
+                # One that closes at once must not be dialled in a tight loop.
                 self._backoff.reset()
             self._lane = None
             self._without_lane.set()
