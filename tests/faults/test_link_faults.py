@@ -44,7 +44,10 @@ def load(request, line) -> Iterator[tuple[Traffic, Random]]:
     rng = Random(request.param)
     with Traffic(line, seed=request.param, limit_s=LIMIT_S) as traffic:
         traffic.progress(rng.randint(1, 20))
+        traffic.until(lambda: traffic.lanes() > 0, "word of the lanes")
         yield traffic, rng
+        for rank in traffic.ranks:
+            rank.is_paused = False
         traffic.progress(5)  # it goes on afterwards
     assert all(daemon.poll() is None for daemon in line.daemons.values())
 
@@ -132,7 +135,6 @@ def test_arena_full(line, load):
     taken = lazy.num_taken
     traffic.until(lambda: busy.num_taken >= before + 5, "the other direction")
     assert (lazy.num_taken, traffic.lanes()) == (taken, lanes)
-    lazy.is_paused = False
 
 
 def test_a_nat_that_forgets_idle_connections(line, load):
