@@ -165,6 +165,8 @@ class Traffic:
         )
 
     def lanes(self) -> int:
+        """How many lanes the link has had, at least; waits for word of them."""
+        self.until(lambda: all(rank.link_lanes > 0 for rank in self.ranks), "word of the lanes")
         return min(rank.link_lanes for rank in self.ranks)
 
     def describe(self) -> str:

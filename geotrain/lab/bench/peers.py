@@ -33,7 +33,7 @@ async def measure_torch(sites: Sites, options: BenchOptions) -> dict[str, Peer] 
     if sites.wan.kind != "netns":
         return "no comparison with torch: gloo needs sites with addresses of their own, not relays"
     for index in range(len(sites.names)):
-        await _give_device_an_address(sites, index)
+        await give_device_an_address(sites, index)
     widths = warm_up_widths(
         options.hiding_windows[0],
         num_stages=options.work.num_stages,
@@ -101,21 +101,21 @@ async def _start_rank(
         sites.names[rank],
         command,
         name=f"torch rank {rank}",
-        environment={"GLOO_SOCKET_IFNAME": _device(sites, rank)},
+        environment={"GLOO_SOCKET_IFNAME": device_towards_neighbour(sites, rank)},
         pipe_stdout=rank == 0,
     )
 
 
-def _device(sites: Sites, index: int) -> str:
+def device_towards_neighbour(sites: Sites, index: int) -> str:
     """The device of a site towards a neighbour."""
     return f"wan{index + 1 if index + 1 < len(sites.names) else index - 1}"
 
 
-async def _give_device_an_address(sites: Sites, index: int) -> None:
+async def give_device_an_address(sites: Sites, index: int) -> None:
     """gloo finds its own address by a device, and the lab keeps a site's on its loopback."""
     name = sites.names[index]
     address = f"{sites.wan.sites[name].address}/32"
-    command = ["ip", "addr", "add", address, "dev", _device(sites, index)]
+    command = ["ip", "addr", "add", address, "dev", device_towards_neighbour(sites, index)]
     child = await sites.start(name, command, name=f"ip in {name}")
     if await child.process.wait() != 0:
         raise BenchFailedError(child.describe_end())
