@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from random import Random
 from typing import Any
 
@@ -224,9 +225,11 @@ class End:
 
     def _make_link(self) -> Link:
         plan = self._plan
-        knobs: dict[str, Any] = {}
-        if self._traffic.lanes not in (None, 1):
-            knobs["lanes"] = self._traffic.lanes
+        known = {field.name for field in fields(LinkSettings)}
+        asked = {"lanes": self._traffic.lanes, "congestion": self._traffic.congestion}
+        knobs: dict[str, Any] = {
+            name: value for name, value in asked.items() if name in known and value is not None
+        }
         return Link(
             hello=Hello(
                 version=__version__,
@@ -304,7 +307,7 @@ class End:
         self._changed.set()
 
     def _on_pong(self, number: bytes) -> None:
-        sent_at, was_idle = self._pings.pop(number)
+        sent_at, was_idle = self._pings.pop(number)  # each comes back once (P-5)
         self._counts.on_round_trip(time.monotonic() - sent_at, was_idle=was_idle)
 
     def _on_acked(self, stream: int, view: int, seqs: list[int], wire_bytes: list[int]) -> None:
