@@ -59,6 +59,8 @@ def options_of(given: argparse.Namespace) -> LinkBench:
     if problems:
         raise ValueError("; ".join(problems))
     link = {name: _given(given, name) for name in _EMULATED}
+    if not any(link[name] for name in ("rtt_ms", "mbit", "loss", "jitter_ms")):
+        link["emulator"] = "relay"  # of which none is made: both ends talk over the loopback
     return LinkBench(
         rtt_s=link["rtt_ms"] / 1e3,
         mbit=link["mbit"] or None,
@@ -90,7 +92,7 @@ def _problems(given: argparse.Namespace) -> list[str]:
     of_lab = [name for name in _EMULATED if getattr(given, name) is not None]
     flags = ", ".join(f"--{name.replace('_', '-')}" for name in of_lab)
     link = {name: _given(given, name) for name in _EMULATED}
-    relay = link["emulator"] == "relay"
+    relay = link["emulator"] == "relay" or not (link["rtt_ms"] or link["mbit"])
     one_lane = given.lanes in (None, 1)
     checks = {
         "--rtt-ms must be from 0 to 10000": 0 <= link["rtt_ms"] <= 10_000,
@@ -101,7 +103,7 @@ def _problems(given: argparse.Namespace) -> list[str]:
         "--seconds must be from 0.5 to 3600": 0.5 <= given.seconds <= 3_600,
         "--lanes must be auto, or from 1 to 64": given.lanes is None or 1 <= given.lanes <= 64,
         "--lanes: links of this version have one lane": one_lane or _MAY_HAVE_LANES,
-        "--congestion needs --emulator netns: relays cannot choose": not (
+        "--congestion needs --emulator netns: relays and the loopback cannot choose": not (
             relay and link["congestion"] != "auto"
         ),
         "--config and --peer go together": (given.config is None) == (given.peer is None),

@@ -40,7 +40,8 @@ def test_every_option():
         ("--message-mib 0", "--message-mib must be from 0.01"),
         ("--lanes 0", "--lanes must be auto, or from 1"),
         ("--lanes many", "invalid _lanes value"),
-        ("--emulator relay --congestion bbr", "relays cannot choose"),
+        ("--emulator relay --congestion bbr", "relays and the loopback cannot"),
+        ("--rtt-ms 0 --mbit 0 --congestion bbr", "relays and the loopback cannot"),
         ("--config site.toml", "--config and --peer go together"),
         ("--config site.toml --peer a --rtt-ms 5 --loss 0.1", "leave out --rtt-ms, --loss"),
     ],
@@ -53,7 +54,8 @@ def test_what_cannot_be_is_refused(given, message, capsys):
 
 
 def test_without_any_limit_nothing_is_emulated():
-    assert not parse(["link", "--rtt-ms", "0", "--mbit", "0"]).is_emulated
+    options = parse(["link", "--rtt-ms", "0", "--mbit", "0"])
+    assert (options.is_emulated, options.emulator) == (False, "relay")
     assert parse(["link", "--rtt-ms", "0"]).is_emulated
 
 

@@ -91,7 +91,7 @@ def test_silent_cut_that_outlasts_the_lane(line, load):
     traffic, _ = load
     line.net.set(cut=True)
     try:
-        traffic.until(lambda: all(r.link_state != "connected" for r in traffic.ranks), "the cut")
+        traffic.until(lambda: all(rank.link_is_down for rank in traffic.ranks), "the cut")
         hold(0.1, 40.0 - SILENT_S)
     finally:
         line.net.set(cut=False)
@@ -101,7 +101,7 @@ def test_one_direction_black_holed(line, load):
     traffic, rng = load
     line.net.set(forward=rng.random() < 0.5, cut=True)
     try:
-        traffic.until(lambda: all(r.link_state != "connected" for r in traffic.ranks), "the cut")
+        traffic.until(lambda: all(rank.link_is_down for rank in traffic.ranks), "the cut")
     finally:
         line.net.set(cut=False)
 
@@ -152,7 +152,7 @@ def test_a_nat_that_forgets_idle_connections(line, load):
         for rank in traffic.ranks:
             rank.is_paused = True
         traffic.until(lambda: all(rank.is_full for rank in traffic.ranks), "an idle link")
-        traffic.until(lambda: all(r.link_state != "connected" for r in traffic.ranks), "the drop")
+        traffic.until(lambda: all(rank.link_is_down for rank in traffic.ranks), "the drop")
         for rank in traffic.ranks:
             rank.is_paused = False
         traffic.until(lambda: traffic.lanes() > lanes, "another lane")

@@ -47,6 +47,11 @@ class Rank:
         return next((str(link["state"]) for link in self._attachment.links.values()), "unknown")
 
     @property
+    def link_is_down(self) -> bool:
+        """As far as the daemon has said so."""
+        return self.link_state not in ("unknown", "connected")
+
+    @property
     def link_lanes(self) -> int:
         """How many lanes the link has had; 0 before anything is known."""
         links = self._attachment.links.values()

@@ -69,7 +69,7 @@ async def measure_link(sites: Sites, options: LinkBench) -> dict[str, Any]:
     return report(
         options,
         figures,
-        emulator=sites.wan.kind if options.is_emulated else "none",
+        emulator="none" if _over_loopback(sites, options) else sites.wan.kind,
         sites_congestion=sites.wan.congestion,
         load=load,
         num_cpus=os.cpu_count(),
@@ -98,10 +98,14 @@ async def _next(child: Child, others: list[Child], *, limit_s: float) -> Any:
 def _url(sites: Sites, options: LinkBench, port: int) -> str:
     """Where the leading end dials the port at which the other one listens."""
     near, far = options.names
-    if not options.is_emulated:
+    if _over_loopback(sites, options):
         return f"http://{sites.wan.listen_host(far)}:{port}"
     route = sites.wan.route(near, far, port)
     return f"http://{route.host}:{route.port}"
+
+
+def _over_loopback(sites: Sites, options: LinkBench) -> bool:
+    return sites.wan.kind == "relay" and not options.is_emulated
 
 
 async def _measure_real(options: LinkBench, config: Config) -> dict[str, Any]:
