@@ -59,7 +59,7 @@ def options_of(given: argparse.Namespace) -> LinkBench:
     if problems:
         raise ValueError("; ".join(problems))
     link = {name: _given(given, name) for name in _EMULATED}
-    if not any(link[name] for name in ("rtt_ms", "mbit", "loss", "jitter_ms")):
+    if not _is_emulated(link):
         link["emulator"] = "relay"  # of which none is made: both ends talk over the loopback
     return LinkBench(
         rtt_s=link["rtt_ms"] / 1e3,
@@ -84,6 +84,10 @@ def _given(given: argparse.Namespace, name: str) -> Any:
     return _EMULATED[name] if value is None else value
 
 
+def _is_emulated(link: Mapping[str, Any]) -> bool:
+    return any(link[name] for name in ("rtt_ms", "mbit", "loss", "jitter_ms"))
+
+
 def _lanes(text: str) -> int | None:
     return None if text == "auto" else int(text)
 
@@ -92,7 +96,7 @@ def _problems(given: argparse.Namespace) -> list[str]:
     of_lab = [name for name in _EMULATED if getattr(given, name) is not None]
     flags = ", ".join(f"--{name.replace('_', '-')}" for name in of_lab)
     link = {name: _given(given, name) for name in _EMULATED}
-    relay = link["emulator"] == "relay" or not (link["rtt_ms"] or link["mbit"])
+    relay = link["emulator"] == "relay" or not _is_emulated(link)
     one_lane = given.lanes in (None, 1)
     checks = {
         "--rtt-ms must be from 0 to 10000": 0 <= link["rtt_ms"] <= 10_000,
