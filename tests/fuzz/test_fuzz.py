@@ -20,7 +20,7 @@ from tests.fuzz.targets import TARGETS, case
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "0"))
 CASE = os.environ.get("FUZZ_CASE")
-NUM_CASES = {"header": 10_000, "record": 6_000, "attachment": 2_000, "reader": 3_000, "lane": 1_000}
+NUM_CASES = {"header": 10_000, "record": 4_000, "attachment": 2_000, "reader": 3_000, "lane": 1_000}
 NUM_REQUESTS = 60
 LIMIT_S = 20.0
 pytestmark = pytest.mark.timeout(SECONDS + 180)
