@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PURE = {
     "geotrain.pipeline.schedule",
     "geotrain.pipeline.simulate",
+    "geotrain.pipeline.trace",
     "geotrain.pipeline.window",
     "geotrain.control.costs",
     "geotrain.control.planner",

@@ -1,6 +1,7 @@
 """The API in a run of one region: the same code as everywhere, without a daemon."""
 
 import math
+import time
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 
 import geotrain
 from geotrain.errors import ConfigError, RegionError
+from geotrain.pipeline.trace import busy_s
 
 
 def build():
@@ -76,6 +78,20 @@ def test_fit_trains_to_the_step_asked_for_and_reports(region):
     for result in results:
         assert sum(result.attribution_s.values()) == pytest.approx(result.step_s)
         assert result.metrics()["num_tokens"] == 30
+        assert not any("trace" in name for name in result.metrics())
+
+
+def test_a_step_says_what_ran_when(region):
+    _, pipeline = make(region)
+    before = time.monotonic()
+    (result,) = pipeline.fit(batches(1))
+    ran = [f"{action.kind}{action.microbatch}" for action in result.trace]
+    assert ran == [f"{kind}{m}" for m in range(result.num_microbatches) for kind in "FB"]
+    times = [t for action in result.trace for t in (action.begin_s, action.end_s)]
+    times = [before, *times, time.monotonic()]
+    assert times == sorted(times)
+    spent_s = result.attribution_s["compute"] + result.attribution_s["transfer"]
+    assert busy_s(result.trace) == pytest.approx(spent_s)
 
 
 def test_fit_ends_with_the_loader(region):

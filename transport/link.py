@@ -200,6 +200,7 @@ class Link:
             "bytes_sent": self._bytes_sent + sum(lane.bytes_sent for lane in self._lanes),
             "bytes_received": self._bytes_received
             + sum(lane.protocol.bytes_received for lane in self._lanes),
+            "payload_bytes_sent": self._session.payload_bytes_sent,
             "messages_sent": self._session.messages_sent,
             "messages_received": self._session.messages_received,
             "lanes_opened": self._num_lanes,

@@ -12,6 +12,7 @@ from geotrain.pipeline.edge import Edge
 from geotrain.pipeline.group import Group
 from geotrain.pipeline.schedule import Action, Kind, next_kind
 from geotrain.pipeline.stage import Stage, Weight, to_device
+from geotrain.pipeline.trace import TracedAction
 
 _WORDS: dict[Kind, str] = {"F": "forward", "B": "backward"}
 _CALLS = {"forward": "step", "evaluate": "evaluation batch"}
@@ -67,8 +68,7 @@ _NOTHING = Work(
 class Account:
     """What the region did and how long it took."""
 
-    trace: list[tuple[Action, float, float]] = field(default_factory=list)
-    """Each action with its start and end, monotonic seconds."""
+    trace: list[TracedAction] = field(default_factory=list)
     compute_s: float = 0.0
     transfer_s: float = 0.0
     """Copying and coding between tensors and the arena."""
@@ -206,7 +206,9 @@ class Runtime:
         else:
             compute_s = self._backward(action.microbatch, work)
         end = time.monotonic()
-        account.trace.append((action, begin, end))
+        account.trace.append(
+            TracedAction(kind=action.kind, microbatch=action.microbatch, begin_s=begin, end_s=end)
+        )
         account.compute_s += compute_s
         account.transfer_s += end - begin - compute_s
 

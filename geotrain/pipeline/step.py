@@ -128,7 +128,7 @@ class Pipeline:
                 "commit": ended - decided,
             }
             self._ended_s = ended
-            result = self._result(decision, opening, grad_norm, spent)
+            result = self._result(decision, opening, grad_norm, spent, account)
             self._finish(result, decision)
             return result
 
@@ -175,7 +175,12 @@ class Pipeline:
         return float(total)
 
     def _result(
-        self, decision: Decision, opening: Opening, grad_norm: float, spent: dict[str, float]
+        self,
+        decision: Decision,
+        opening: Opening,
+        grad_norm: float,
+        spent: dict[str, float],
+        account: Account,
     ) -> StepResult:
         return StepResult(
             step=self._position.step,
@@ -190,6 +195,7 @@ class Pipeline:
             step_s=sum(spent.values()),
             wan_bytes=decision.wire_bytes,
             attribution_s=spent,
+            trace=tuple(account.trace),
         )
 
     def _finish(self, result: StepResult, decision: Decision) -> None:
