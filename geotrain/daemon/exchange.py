@@ -5,6 +5,7 @@ peer's rank has released it, and what comes in is received into the rank's arena
 """
 
 import logging
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -37,7 +38,7 @@ class Exchange:
         self.board = board
         self.view: View | None = None
         self.stop_reason: str | None = None
-        self.num_tokens = 0
+        self.num_tokens = 0.0
         """Targets of all steps that the rank reported."""
         self._links: dict[str, ExchangeLink] = {}
         self._routes = {regions[route.peer_index]: route for route in routes}
@@ -95,7 +96,8 @@ class Exchange:
 
     def on_report(self, report: Mapping[str, Any]) -> None:
         num_tokens = report.get("num_tokens")
-        if isinstance(num_tokens, int):
+        # A weight of targets, so a float; whatever a rank sends, the sum stays a number.
+        if isinstance(num_tokens, int | float) and 0 <= num_tokens < math.inf:
             self.num_tokens += num_tokens
 
     def on_failed(self, error: RegionError) -> None:

@@ -35,7 +35,7 @@ class Watch:
         self._egress = egress
         self._wait_s = wait_s
         self._down_since: dict[str, float] = {}
-        self._counted_tokens = 0
+        self._counted_tokens = 0.0
 
     def tick(self, *, now: float, day: str) -> None:
         """

@@ -240,7 +240,7 @@ def test_at_the_daily_limit_of_dollars_ranks_are_asked_to_stop(tmp_path: Path) -
             running.start(name)
         a, b = running.attach("a"), running.attach("b")
         open_views(a, b)
-        a.report({"step": 1, "num_tokens": 500})
+        a.report({"step": 1, "num_tokens": 500.0})
         for _ in range(2):
             send(a, FORWARD, np.random.default_rng(0).bytes(1 << 20))
             receive(b, FORWARD).release()
