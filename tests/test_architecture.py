@@ -42,6 +42,14 @@ PURE = {
     "geotrain.lab.emulator.packet_line",
     "geotrain.lab.emulator.shaper",
     "geotrain.lab.history",
+    "geotrain.lab.demo.changes",
+    "geotrain.lab.demo.comparison",
+    "geotrain.lab.demo.options",
+    "geotrain.lab.demo.report",
+    "geotrain.lab.demo.state",
+    "geotrain.lab.demo.strips",
+    "geotrain.lab.demo.view",
+    "geotrain.lab.demo.words",
 }
 """As planned; those that are not written yet are skipped."""
 IMPURE = {"socket", "asyncio", "time", "threading", "random", "torch", "secrets", "select"}
