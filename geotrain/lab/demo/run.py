@@ -38,7 +38,7 @@ _STEP_LIMIT_S = 300.0
 """A step this long means that something is stuck; the slowest link allowed needs a tenth of it."""
 _STOP_LIMIT_S = 5.0
 _ASK_S, _FRAME_S = 0.5, 0.25
-_BASELINE_STEPS = 4
+_BASELINE_STEPS = 3
 """The first only warms up."""
 
 
