@@ -1,8 +1,8 @@
 """The relay over real sockets: does it do what it was told?"""
 
 import asyncio
-import math
 import contextlib
+import math
 from collections.abc import AsyncIterator
 
 import pytest
