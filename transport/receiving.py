@@ -37,7 +37,7 @@ class ReceiveStream:
 
     @classmethod
     def restored(cls, *, stream: int, memory: memoryview, past: RestoredIn) -> "ReceiveStream":
-        """As the rank has it, for a daemon that knows nothing of the view (P-16).
+        """As the rank has it, for a daemon that knows nothing of the view (R-1).
 
         What had arrived of messages that were not yet delivered is asked for again.
 

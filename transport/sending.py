@@ -140,7 +140,7 @@ class SendStream:
         past: RestoredOut,
         payload: Callable[[Message], memoryview | None],
     ) -> "SendStream":
-        """As the rank has it, for a daemon that knows nothing of the view (P-16).
+        """As the rank has it, for a daemon that knows nothing of the view (R-1).
 
         Nothing is sent before `resume` has told what the peer has.
 

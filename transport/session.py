@@ -79,7 +79,7 @@ class Session:
     def restore_view(
         self, view: int, sends: Sequence[SendStream], receives: Sequence[ReceiveStream]
     ) -> None:
-        """Go on where a daemon before this one ended (P-16).
+        """Go on where a daemon before this one ended (R-1).
 
         Raises:
             ValueError: More than MAX_STREAMS either way.
