@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import psutil
 
-LIMIT_S = 90.0
+LIMIT_S = 150.0
 ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
 HIDE, SHOW = b"\x1b[?25l", b"\x1b[?25h"
 # So that a Ctrl-C which is typed at the terminal reaches the demo as from a shell.
@@ -52,7 +52,7 @@ class Terminal:
         self.master = -1
 
     def _read(self, deadline: float) -> bool:
-        ready, _, _ = select.select([self.master], [], [], deadline - time.monotonic())
+        ready, _, _ = select.select([self.master], [], [], max(0.0, deadline - time.monotonic()))
         assert ready, f"nothing within {LIMIT_S:g} s: {self.data!r}"
         try:
             data = os.read(self.master, 1 << 16)
