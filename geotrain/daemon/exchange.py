@@ -65,7 +65,7 @@ class Exchange:
         )
         self._tell_rank(self.board.entries)
         if self.stop_reason is not None:
-            rank.server.post({"type": "stop", "reason": self.stop_reason})
+            self._tell_stop(self.stop_reason)
         self._publish([entry], to_rank=False)
 
     def on_ready(self, identity: Mapping[str, Any]) -> None:
@@ -154,14 +154,21 @@ class Exchange:
         if self.stop_reason is None:
             self.stop_reason = reason
             logger.warning("= stopping at the next step border: %s", reason)
-            if self._rank is not None:
-                self._rank.server.post({"type": "stop", "reason": reason})
+            self._tell_stop(reason)
 
     def allow(self) -> None:
-        """The reason to stop is over (a new day)."""
-        self.stop_reason = None
+        """The reason to stop is over (a new day); a rank that has not stopped yet goes on."""
+        if self.stop_reason is not None:
+            self.stop_reason = None
+            logger.info("= the reason to stop is over")
+            self._tell_stop("")
 
     # Inside.
+
+    def _tell_stop(self, reason: str) -> None:
+        """Tell our rank why to stop; empty: for no reason any more."""
+        if self._rank is not None:
+            self._rank.server.post({"type": "stop", "reason": reason})
 
     def _publish(self, changed: list[Presence], *, to_rank: bool = True) -> None:
         """Our rank hears of a change first: of a view before any message of it."""

@@ -189,8 +189,8 @@ def test_an_exception_between_steps_is_named(resumed):
 def test_a_killed_daemon_is_named_and_so_is_its_return(returned):
     first, second = returned
     assert (second["kind"], second["region"]) == ("daemon", "r1")
-    assert first["kind"] == "restarted"
-    assert "region r1" in first["detail"]
+    assert (first["kind"], first["region"]) == ("restarted", "r1")
+    assert "its daemon was started again" in first["detail"]
 
 
 @pytest.fixture(scope="module")
