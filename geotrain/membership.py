@@ -56,6 +56,7 @@ class Membership:
             streams_in=streams_in,
             streams_out=streams_out,
             timeout_s=timeout_s,
+            return_s=config.site.liveness.wait_s,
         )
         where = f"{config.site.name} ({index + 1} of {config.run.num_regions})"
         logger.info("= attached to the daemon of region %s", where)
@@ -247,6 +248,8 @@ class Membership:
     def explain(self, regions: Sequence[str]) -> str:
         """What is known of why nothing comes from these regions, or nothing."""
         board, links = self.attachment.board(), self.attachment.links
+        if self.attachment.outage:
+            return self.attachment.outage
         texts = []
         for name in regions:
             link = links.get(name, {})

@@ -62,7 +62,7 @@ class Daemon:
         self._place = place
         self._started_at = time.monotonic()
         self._lag = LoopLag()
-        self._board = Board(names, config.site.name, now_ms=time.time_ns() // 1_000_000)
+        self._board = Board(names, config.site.name)
         self._exchange = Exchange(self._board, names, own_routes)
         served = Served(
             region=config.site.name,
@@ -83,7 +83,8 @@ class Daemon:
             attachments=self._attachments,
             links=self._links,
             egress=self._egress,
-            wait_s=config.site.liveness.wait_s,
+            liveness=config.site.liveness,
+            now=time.monotonic(),
         )
         self._status = StatusPage(self.snapshot, self._attachments.stacks)
 

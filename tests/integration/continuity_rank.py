@@ -49,7 +49,7 @@ CASES = {
     "stopping": Case(steps=ENDLESS, acts=("r1", "stop")),
     "stopping in a commit": Case(steps=ENDLESS, acts=("r1", "stop in a commit")),
     "large boundary": Case(wide=3 << 15, steps=2),
-    "cuts": Case(wide=1 << 13, steps=25),
+    "cuts": Case(wide=1 << 13, steps=32),
     "endless": Case(steps=ENDLESS, has_optimizer=False),
     "left by r0": Case(steps=ENDLESS, has_optimizer=False, acts=("r0", "leave")),
     "left by r1": Case(steps=ENDLESS, has_optimizer=False, acts=("r1", "leave")),
