@@ -35,6 +35,7 @@ class FakeAttachment:
     entries: dict[str, Presence]
     links: dict[str, dict[str, str]] = field(default_factory=dict)
     incarnation: int = 1
+    outage: str = ""
     action: str = ""
     failed: list[dict] = field(default_factory=list)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from geotrain.config import LivenessConfig
 from geotrain.daemon.egress import EgressMeter
 from geotrain.daemon.watch import Watch
 from geotrain.transport.attachment import Attachment
@@ -36,7 +37,8 @@ def watch(line: LocalLine, link: CountedLink) -> Watch:
         attachments=line.attachments[0],
         links={"b": link},
         egress=EgressMeter({"b": 1.0}, 2.0),
-        wait_s=60.0,
+        liveness=LivenessConfig(),
+        now=0.0,
     )
 
 
