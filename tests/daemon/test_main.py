@@ -1,7 +1,9 @@
 """Real daemons as processes: what they carry, what they survive, what they say."""
 
 import contextlib
+import importlib.metadata
 import json
+import os
 import re
 import signal
 import socket
@@ -315,6 +317,42 @@ def test_regions_with_different_runs_refuse_each_other_and_name_the_keys(tmp_pat
             assert "8" in reason
             assert "16" in reason
             assert "run.global_batch" in running.log(name)
+    finally:
+        running.close()
+
+
+def installed_as(folder: Path, version: str) -> dict[str, str]:
+    """An environment in which this very code is installed under another version."""
+    metadata = folder / f"geotrain-{version}.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text(f"Metadata-Version: 2.1\nName: geotrain\nVersion: {version}\n")
+    before = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *before])}
+
+
+def test_another_version_is_refused_by_daemons_and_by_ranks_with_the_remedy(tmp_path: Path) -> None:
+    running = Daemons(tmp_path, 2, site=QUICK)
+    own = importlib.metadata.version("geotrain")
+    try:
+        running.start("a")
+        running.start("b", env=installed_as(tmp_path / "other", "99.1"))
+        for name in running.names:
+            peer = "b" if name == "a" else "a"
+            status = running.wait_for(
+                name, lambda s, peer=peer: s["links"][peer]["state"] == "refused"
+            )
+            reason = status["links"][peer]["reason"]
+            assert f"'{own}' in a" in reason
+            assert "'99.1' in b" in reason
+            assert reason.endswith("; install the same version of geotrain in both")
+            assert reason in running.log(name)
+        for name, versions in (("b", ("99.1", own)), ("a", (own, "99.1"))):
+            daemons_own, ranks = versions
+            with pytest.raises(AttachError) as refused:
+                running.attach(name, version=ranks)
+            assert f"the daemon runs geotrain {daemons_own} " in str(refused.value)
+            assert f"this process {ranks} " in str(refused.value)
+            assert "install the same version in both" in str(refused.value)
     finally:
         running.close()
 
