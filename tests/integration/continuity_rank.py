@@ -20,7 +20,7 @@ import geotrain
 WIDTH = 16
 BATCH = 24
 ENDLESS = 1_000_000
-OTHERS_LIMIT_S = 30.0
+OTHERS_LIMIT_S = 90.0
 
 
 @dataclass(frozen=True, kw_only=True)
