@@ -258,8 +258,8 @@ def test_at_the_daily_limit_of_dollars_ranks_are_asked_to_stop(tmp_path: Path) -
         assert a.wait(lambda: a.stop_reason is not None, timeout_s=TIMEOUT_S)
         assert "limits.egress_usd_per_day = 0.001" in str(a.stop_reason)
         assert b.stop_reason is None
-        egress = running.status("a")["egress"]
-        assert egress["bytes_today"] > 2 << 20
+        # The limit is reached by the first message; the second is counted a second later.
+        egress = running.wait_for("a", lambda s: s["egress"]["bytes_today"] > 2 << 20)["egress"]
         assert egress["usd_per_million_tokens"] == pytest.approx(4.2, rel=0.05)
         a.close()
         b.close()
