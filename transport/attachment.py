@@ -318,7 +318,7 @@ class Attachment:
             case "links":
                 self.links = get_map(record, "links") or {}
             case "stop":
-                self.stop_reason = get_str(record, "reason")
+                self.stop_reason = get_str(record, "reason") or None
             case "refused":
                 raise AttachError(get_str(record, "reason"))
             case "stacks":

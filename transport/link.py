@@ -357,5 +357,6 @@ class Link:
         elif self._num_lanes == 0:
             logger.info("= link to %s: not there yet, trying again: %s", self.peer, reason)
         else:
-            logger.warning("x link to %s: %s", self.peer, reason)
+            level = logging.INFO if self._closing else logging.WARNING  # as asked, or not
+            logger.log(level, "x link to %s: %s", self.peer, reason)
         self._on_state()

@@ -92,7 +92,7 @@ class Exchange:
                 self._restore_link(rank, peer, route, restored)
         self._tell_rank(self.board.entries)
         if self.stop_reason is not None:
-            rank.server.post({"type": "stop", "reason": self.stop_reason})
+            self._tell_stop(self.stop_reason)
         self._publish([entry], to_rank=False)
 
     def on_ready(self, identity: Mapping[str, Any]) -> None:
@@ -182,8 +182,7 @@ class Exchange:
         if self.stop_reason is None:
             self.stop_reason = reason
             logger.warning("= stopping at the next step border: %s", reason)
-            if self._rank is not None:
-                self._rank.server.post({"type": "stop", "reason": reason})
+            self._tell_stop(reason)
 
     def give_up_earlier(self) -> None:
         """The rank that an earlier daemon had did not come: the others wait in vain."""
@@ -197,10 +196,18 @@ class Exchange:
             self._publish([self.board.give_up(error.to_record())])
 
     def allow(self) -> None:
-        """The reason to stop is over (a new day)."""
-        self.stop_reason = None
+        """The reason to stop is over (a new day); a rank that has not stopped yet goes on."""
+        if self.stop_reason is not None:
+            self.stop_reason = None
+            logger.info("= the reason to stop is over")
+            self._tell_stop("")
 
     # Inside.
+
+    def _tell_stop(self, reason: str) -> None:
+        """Tell our rank why to stop; empty: for no reason any more."""
+        if self._rank is not None:
+            self._rank.server.post({"type": "stop", "reason": reason})
 
     def _welcome(self, rank: Rank, incarnation: int) -> None:
         regions = [one.region for one in self.board.entries]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from geotrain.pipeline.device import seed_generators
 from geotrain.pipeline.tree import flatten, map_tensors, unflatten
 
 LossFn = Callable[[Any, Any], torch.Tensor]
@@ -235,7 +236,7 @@ class Stage:
             # Read from the object, not from a thread-local: on CUDA a recompute runs on a thread
             # of autograd's own.
             if self._draw_key is not None:
-                torch.manual_seed(draw_seed(self._seed, *self._draw_key, name))
+                seed_generators(draw_seed(self._seed, *self._draw_key, name), self._device)
 
         return seed
 

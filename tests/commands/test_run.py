@@ -91,7 +91,9 @@ def test_exit_status_is_the_commands(start):
 
 def test_death_by_a_signal_is_told_as_a_shell_does(start):
     command = python("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    assert start(*command).finish()[0] == 128 + signal.SIGKILL
+    status, _, err = start(*command).finish()
+    assert status == 128 + signal.SIGKILL
+    assert err.startswith("geotrain run: ") and err.endswith(" was ended by SIGKILL\n")
 
 
 def test_both_find_the_config_in_the_environment(start, tmp_path):
@@ -123,7 +125,7 @@ def test_a_daemon_that_is_killed_is_started_again_and_the_command_goes_on(start,
     go_on.touch()
     status, out, err = driver.finish()
     assert (status, out) == (0, "command: done\ndaemon: ended\n")
-    assert "the daemon was killed by signal 9; starting it again" in err
+    assert "the daemon was ended by SIGKILL; starting it again" in err
 
 
 def test_a_daemon_that_is_killed_again_and_again_takes_the_command_along(start):
@@ -238,4 +240,7 @@ def test_real_daemon_serves_the_command_and_leaves_no_file(tmp_path):
     )
     assert process.returncode == 9, process.stderr
     assert "listens on 127.0.0.1:" in process.stderr
+    # The end that is meant to come does not read like a failure.
+    assert process.stderr.endswith("= the daemon ends: its training process is done\n")
+    assert "SIGTERM" not in process.stderr
     assert not list(tmp_path.glob("rank.sock*"))

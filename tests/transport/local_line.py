@@ -163,6 +163,14 @@ class LocalLine:
         self._loop.call_soon_threadsafe(resume.wait, TIMEOUT_S)
         return resume
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        resume = self.pause()
+        try:
+            yield
+        finally:
+            resume.set()
+
     def close_daemon(self, index: int) -> None:
         self.call(self.attachments[index].close)
 
