@@ -84,8 +84,9 @@ def show(document: Mapping[str, Any], console: Console) -> None:
     if document["links"]:
         console.print(_links(document["links"]))
         for peer, link in document["links"].items():
-            if link.get("reason"):
-                console.print(f"{peer}: {link['reason']}", markup=False, highlight=False)
+            for text in (link.get("reason"), _congestion(link)):
+                if text:
+                    console.print(f"{peer}: {text}", markup=False, highlight=False)
     console.print(_egress(document["egress"]), highlight=False, soft_wrap=True)
     for rank, text in document.get("stacks", {}).items():
         console.print(f"\n[bold]rank {escape(rank)}[/]")
@@ -140,6 +141,11 @@ def _links(links: Mapping[str, Mapping[str, Any]]) -> Table:
             size(link.get("bytes_received")),
         )
     return table
+
+
+def _congestion(link: Mapping[str, Any]) -> str:
+    refused = link.get("congestion_refused")
+    return f"{refused}; it runs {link.get('congestion')}" if refused else ""
 
 
 def _egress(egress: Mapping[str, Any]) -> str:
