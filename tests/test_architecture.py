@@ -26,6 +26,7 @@ PURE = {
     "geotrain.transport.messages",
     "geotrain.transport.flow",
     "geotrain.transport.reassembly",
+    "geotrain.transport.restoring",
     "geotrain.transport.session",
     "geotrain.transport.estimator",
     "geotrain.transport.backoff",

@@ -138,6 +138,32 @@ def test_the_step_after_a_resume_is_the_same_bit_for_bit(region, tmp_path):
         assert torch.equal(value, expected[name]), name
 
 
+def test_only_so_many_checkpoints_are_kept_as_asked_for(region, tmp_path):
+    held = lambda: sorted(int(path.name[5:]) for path in tmp_path.iterdir())  # noqa: E731
+    _, pipeline = make(region)
+    for result in pipeline.fit(batches(5), steps=5):
+        pipeline.save(tmp_path, keep=3 if result.step > 2 else None)
+    assert held() == [3, 4, 5]
+    _, again = make(region)
+    assert again.resume(tmp_path, loader=batches(8)) == 5
+    for _ in again.fit(batches(8), steps=6):
+        again.save(tmp_path, keep=2)
+    assert held() == [5, 6]
+    _, other = make(region)  # has not resumed: those are none of its own
+    for _ in other.fit(batches(8), steps=7):
+        pass
+    other.save(tmp_path, keep=2)
+    assert held() == [5, 6, 7]
+
+
+@pytest.mark.parametrize("keep", [1, 0, -1, True, 2.0, "2"])
+def test_too_few_to_keep_is_refused_before_anything_is_written(region, tmp_path, keep):
+    _, pipeline = make(region)
+    with pytest.raises(RegionError, match=r"keep must be a whole number >= 2, or None .* \(got "):
+        pipeline.save(tmp_path, keep=keep)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_resuming_from_nothing_starts_at_zero(region, tmp_path):
     _, pipeline = make(region)
     assert pipeline.resume(tmp_path / "absent") == 0

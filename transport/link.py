@@ -36,6 +36,8 @@ from geotrain.transport.http import dial as dial_http
 from geotrain.transport.lane import CLOSE_TIMEOUT_S, Lane
 from geotrain.transport.messages import Message, Presence, printable
 from geotrain.transport.protocol import LaneProtocol
+from geotrain.transport.receiving import ReceiveStream
+from geotrain.transport.sending import SendStream
 from geotrain.transport.session import Session
 from geotrain.transport.transitions import LinkSettings as LinkSettings
 from geotrain.transport.transitions import State
@@ -164,6 +166,15 @@ class Link:
         """
         self.close_view()
         self._session.open_view(view, sends, receives)
+        self._tell(self._session.events_received())
+        self._wake()
+
+    def restore_view(
+        self, view: int, sends: Sequence[SendStream], receives: Sequence[ReceiveStream]
+    ) -> None:
+        """Carry on a view whose state the rank has kept through the death of a daemon."""
+        self.close_view()
+        self._session.restore_view(view, sends, receives)
         self._tell(self._session.events_received())
         self._wake()
 
@@ -353,5 +364,6 @@ class Link:
         elif self._num_lanes == 0:
             logger.info("= link to %s: not there yet, trying again: %s", self.peer, reason)
         else:
-            logger.warning("x link to %s: %s", self.peer, reason)
+            level = logging.INFO if self._closing else logging.WARNING  # as asked, or not
+            logger.log(level, "x link to %s: %s", self.peer, reason)
         self._on_state()

@@ -70,18 +70,31 @@ class Session:
         Raises:
             ValueError: More than MAX_STREAMS either way.
         """
+        self._open(
+            view,
+            [SendStream(stream=n, view=view, capacity=size) for n, size in sends.items()],
+            [ReceiveStream(stream=n, memory=memory) for n, memory in receives.items()],
+        )
+
+    def restore_view(
+        self, view: int, sends: Sequence[SendStream], receives: Sequence[ReceiveStream]
+    ) -> None:
+        """Go on where a daemon before this one ended (R-1).
+
+        Raises:
+            ValueError: More than MAX_STREAMS either way.
+        """
+        self._open(view, sends, receives)
+
+    def _open(
+        self, view: int, sends: Sequence[SendStream], receives: Sequence[ReceiveStream]
+    ) -> None:
         if max(len(sends), len(receives)) > MAX_STREAMS:
             raise ValueError(f"a link carries at most {MAX_STREAMS} streams each way")
         self.close_view()
         self.view = view
-        self._sends = {
-            stream: SendStream(stream=stream, view=view, capacity=capacity)
-            for stream, capacity in sends.items()
-        }
-        self._receives = {
-            stream: ReceiveStream(stream=stream, memory=memory)
-            for stream, memory in receives.items()
-        }
+        self._sends = {stream.stream: stream for stream in sends}
+        self._receives = {stream.stream: stream for stream in receives}
         if self._lane_up:
             self._begin_resume()
 

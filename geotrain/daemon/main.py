@@ -63,7 +63,7 @@ class Daemon:
         self._place = place
         self._started_at = time.monotonic()
         self._lag = LoopLag()
-        self._board = Board(names, config.site.name, now_ms=time.time_ns() // 1_000_000)
+        self._board = Board(names, config.site.name)
         self._exchange = Exchange(self._board, names, own_routes)
         served = Served(
             region=config.site.name,
@@ -84,7 +84,8 @@ class Daemon:
             attachments=self._attachments,
             links=self._links,
             egress=self._egress,
-            wait_s=config.site.liveness.wait_s,
+            liveness=config.site.liveness,
+            now=time.monotonic(),
         )
         self._status = StatusPage(self.snapshot, self._attachments.stacks)
 
@@ -138,17 +139,21 @@ class Daemon:
         )
 
     async def _say_goodbye(self, reason: str) -> None:
+        name = self._config.site.name
+        # `geotrain run` ends its daemon so once the command is done.
+        is_done = self._board.own.state == "left"
+        why = "its training process is done" if is_done else f"ended by {reason}"
         self._exchange.fail(
             "daemon",
-            f"the daemon of region {self._config.site.name} was ended ({reason}); "
+            f"the daemon of region {name} was ended ({reason}); "
             "start it again, then the training process",
         )
-        text = f"region {self._config.site.name}'s daemon was ended ({reason})"
+        text = f"region {name}'s daemon ends: {why}"
         closing = [asyncio.ensure_future(link.close(text)) for link in self._links.values()]
         if closing:
             await asyncio.wait(closing, timeout=GOODBYE_TIMEOUT_S)
         self._attachments.close()
-        logger.info("x ended by %s", reason)
+        logger.info("= the daemon ends: %s", why)
 
     async def _tick(self) -> None:
         while True:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from geotrain.pipeline.device import seed_generators
 from geotrain.pipeline.tree import flatten, map_tensors, unflatten
 
 LossFn = Callable[[Any, Any], torch.Tensor]
@@ -235,21 +236,9 @@ class Stage:
             # Read from the object, not from a thread-local: on CUDA a recompute runs on a thread
             # of autograd's own.
             if self._draw_key is not None:
-                seed_device(self._device, draw_seed(self._seed, *self._draw_key, name))
+                seed_generators(draw_seed(self._seed, *self._draw_key, name), self._device)
 
         return seed
-
-
-def seed_device(device: torch.device, seed: int) -> None:
-    """torch.manual_seed for the CPU and this device alone.
-
-    torch's own asks every kind of device that it was built for and keeps a stack trace for those
-    not yet in use: a hundred times as long, for each layer of each microbatch.
-    """
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        index = device.index if device.index is not None else torch.cuda.current_device()
-        torch.cuda.default_generators[index].manual_seed(seed)
 
 
 def draw_seed(seed: int, mode: str, step: int, microbatch: int, layer: str) -> int:
