@@ -162,6 +162,9 @@ class LinkConfig(_Table):
     """ "plaintext" says in words that unencrypted links beyond private networks are meant."""
     ping_interval_s: float = Field(default=1.0, gt=0, le=60)
     """Seconds between pings; 1.0 costs nothing and keeps NAT entries alive."""
+    congestion: Literal["auto", "bbr", "cubic"] = "auto"
+    """TCP's congestion control: "auto" (BBR where the kernel allows it), "bbr" or "cubic". One that
+    the kernel refuses is told by log, status and check, and links run with what it gives."""
 
 
 class LivenessConfig(_Table):

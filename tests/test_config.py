@@ -97,6 +97,7 @@ egress_usd_per_gb = 0.02
 [site.link]
 security = "plaintext"
 ping_interval_s = 0.5
+congestion = "cubic"
 [site.liveness]
 silent_s = 5
 wait_s = 60
@@ -109,6 +110,13 @@ in_flight = 6
     assert config.neighbours["virginia"].egress_usd_per_gb == 0.02
     assert config.socket_path == tmp_path / "run" / "rank.sock"
     assert config.site.limits.in_flight == 6
+    assert config.site.link.congestion == "cubic"
+
+
+@pytest.mark.parametrize("name", ["reno", "BBR", ""])
+def test_a_congestion_control_is_one_of_three(tmp_path, name):
+    found = problems(tmp_path, RUN + SITE + f'link.congestion = "{name}"')
+    assert "cubic" in found["site.link.congestion"].allowed
 
 
 def test_every_problem_is_told_at_once(tmp_path):

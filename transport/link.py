@@ -87,7 +87,14 @@ class Link:
         self._on_acked, self._on_state = on_acked, on_state
         self._on_failed = on_failed
         if dial is None and url is not None:
-            dial = partial(dial_http, url, region=hello.region, to=peer, timeout_s=DIAL_TIMEOUT_S)
+            dial = partial(
+                dial_http,
+                url,
+                region=hello.region,
+                to=peer,
+                timeout_s=DIAL_TIMEOUT_S,
+                congestion=settings.congestion,
+            )
         self._dial = dial
         self._backoff = Backoff(rng or Random())
         self._session = Session()
@@ -217,6 +224,7 @@ class Link:
             "lanes_opened": self._num_lanes,
             "peer_address": lane.carrier.peer_address if lane else "",
             "congestion": lane.carrier.congestion if lane else "",
+            "congestion_refused": lane.carrier.congestion_refused if lane else "",
         }
 
     # Within --------------------------------------------------------------------------------------

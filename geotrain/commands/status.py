@@ -141,8 +141,9 @@ def _show_links(links: Mapping[str, Mapping[str, Any]], console: Console) -> Non
     for peer, link in links.items():
         if not fits:
             console.print(_link(peer, link), markup=False, highlight=False)
-        if link.get("reason"):
-            console.print(f"{peer}: {link['reason']}", markup=False, highlight=False)
+        for text in (link.get("reason"), _congestion(link)):
+            if text:
+                console.print(f"{peer}: {text}", markup=False, highlight=False)
     console.print()
 
 
@@ -161,6 +162,11 @@ def _links(links: Mapping[str, Mapping[str, Any]]) -> Table:
             size(link.get("bytes_received")),
         )
     return table
+
+
+def _congestion(link: Mapping[str, Any]) -> str:
+    refused = link.get("congestion_refused")
+    return f"{refused}; it runs {link.get('congestion')}" if refused else ""
 
 
 def _link(peer: str, link: Mapping[str, Any]) -> str:

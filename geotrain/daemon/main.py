@@ -27,6 +27,7 @@ from geotrain.daemon.status import StatusPage, os_reason
 from geotrain.daemon.watch import TICK_S, Watch
 from geotrain.errors import GeotrainError
 from geotrain.observability.metrics import LAG_INTERVAL_S, LoopLag
+from geotrain.transport.congestion import probe
 from geotrain.transport.hello import Hello
 from geotrain.transport.http import LinkServer
 from geotrain.transport.link import Link, LinkSettings
@@ -77,7 +78,7 @@ class Daemon:
             config.site.limits.egress_usd_per_day,
         )
         self._links = self._make_links()
-        self._link_server = LinkServer()
+        self._link_server = LinkServer(congestion=config.site.link.congestion)
         self._watch = Watch(
             exchange=self._exchange,
             attachments=self._attachments,
@@ -111,6 +112,9 @@ class Daemon:
 
     async def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         site = self._config.site
+        in_force = probe(site.link.congestion)
+        if in_force.refused:
+            logger.warning("! site.link: %s; links run %s", in_force.refused, in_force.name)
         try:
             await self._link_server.start(*split_address(site.listen), self._links.get)
         except OSError as exc:
@@ -166,7 +170,9 @@ class Daemon:
     def _make_links(self) -> dict[str, Link]:
         site = self._config.site
         settings = LinkSettings(
-            ping_interval_s=site.link.ping_interval_s, silent_s=site.liveness.silent_s
+            ping_interval_s=site.link.ping_interval_s,
+            silent_s=site.liveness.silent_s,
+            congestion=site.link.congestion,
         )
         coder = make_coder()
         boot = time.time_ns()

@@ -11,7 +11,7 @@ from geotrain.errors import RegionError
 from geotrain.pipeline.edge import Edge
 from geotrain.pipeline.group import Group
 from geotrain.pipeline.schedule import Action, Kind, next_kind
-from geotrain.pipeline.stage import Stage, Weight, to_device
+from geotrain.pipeline.stage import Stage, Weight, copy_to_device
 from geotrain.pipeline.trace import TracedAction
 
 _WORDS: dict[Kind, str] = {"F": "forward", "B": "backward"}
@@ -52,7 +52,7 @@ class Work:
     window: int
     weight: Weight
     microbatches: Sequence[tuple[Any, Any]] = ()
-    """(inputs, targets) of each microbatch; in the first region only."""
+    """(inputs, targets) of each microbatch, views of the batch; in the first region only."""
 
     @property
     def training(self) -> bool:
@@ -214,7 +214,7 @@ class Runtime:
 
     def _forward(self, microbatch: int, work: Work) -> float:
         if self._up is None:
-            inputs, targets = to_device(work.microbatches[microbatch], self._device)
+            inputs, targets = copy_to_device(work.microbatches[microbatch], self._device)
         else:
             inputs, targets = self._up.take(work.mode, work.step, microbatch, device=self._device)
         began = time.monotonic()

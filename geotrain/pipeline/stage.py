@@ -247,6 +247,6 @@ def draw_seed(seed: int, mode: str, step: int, microbatch: int, layer: str) -> i
     return int.from_bytes(digest[:8], "little") % 2**63
 
 
-def to_device(tree: Any, device: torch.device) -> Any:
-    """The tree with its tensors on `device`."""
-    return map_tensors(tree, lambda tensor: tensor.to(device))
+def copy_to_device(tree: Any, device: torch.device) -> Any:
+    """The tree with copies of its tensors on `device`, which share no memory with anything."""
+    return map_tensors(tree, lambda tensor: tensor.to(device, copy=True))

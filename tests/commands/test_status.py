@@ -203,6 +203,13 @@ def test_a_daemon_at_its_start_has_little_to_show():
     assert "per million" not in text
 
 
+def test_a_refused_congestion_control_is_told_with_what_is_in_force():
+    refused = {"congestion": "cubic", "congestion_refused": "congestion control bbr cannot be had"}
+    link = DOCUMENT["links"]["frankfurt"] | refused
+    text = shown(DOCUMENT | {"links": {"frankfurt": link}})
+    assert "frankfurt: congestion control bbr cannot be had; it runs cubic\n" in text
+
+
 def test_json_is_the_daemons_own(config, page, capsys):
     assert status(config, stacks=False, as_json=True) == 0
     assert json.loads(capsys.readouterr().out) == DOCUMENT
