@@ -1,5 +1,5 @@
-# From nothing but Python >= 3.11: `make demo`, `make test`, `make check`, `make bench`, `make soak`,
-# `make faults`, `make fuzz`.
+# From nothing but Python >= 3.11: `make demo`, `make test`, `make check`, `make bench`, `make table`,
+# `make soak`, `make faults`, `make fuzz`.
 # Options: make demo DEMO_ARGS="--regions 3 --verify", make test PYTEST_ARGS="-k link -x",
 # make fuzz FUZZ_SECONDS=7200, make faults FAULT_SEEDS=5.
 
@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench soak faults fuzz clean
+.PHONY: help demo test check bench table soak faults fuzz clean
 
 help:
 	@head -n 4 Makefile
@@ -35,8 +35,12 @@ check: $(STAMP)
 
 # Each prints one JSON object; run alone on the machine.
 bench: $(STAMP)
-	@set -e; for script in $(filter-out %/soak.py,$(sort $(wildcard tests/benchmarks/*.py))); do \
+	@set -e; for script in $(filter-out %/soak.py %/step_table.py,$(sort $(wildcard tests/benchmarks/*.py))); do \
 		echo "# $$script" >&2; $(BIN)/python $$script $(BENCH_ARGS); done
+
+# Steps over emulated links against torch's own pipelining, as markdown; as root, about an hour.
+table: $(STAMP)
+	@$(BIN)/python tests/benchmarks/step_table.py $(TABLE_ARGS)
 
 soak: $(STAMP)
 	@$(BIN)/python tests/benchmarks/soak.py $(SOAK_ARGS)

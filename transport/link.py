@@ -36,6 +36,8 @@ from geotrain.transport.http import dial as dial_http
 from geotrain.transport.lane import CLOSE_TIMEOUT_S, Lane
 from geotrain.transport.messages import Message, Presence, printable
 from geotrain.transport.protocol import LaneProtocol
+from geotrain.transport.receiving import ReceiveStream
+from geotrain.transport.sending import SendStream
 from geotrain.transport.session import Session
 from geotrain.transport.transitions import LinkSettings as LinkSettings
 from geotrain.transport.transitions import State
@@ -87,7 +89,14 @@ class Link:
         self._on_acked, self._on_state = on_acked, on_state
         self._on_failed = on_failed
         if dial is None and url is not None:
-            dial = partial(dial_http, url, region=hello.region, to=peer, timeout_s=DIAL_TIMEOUT_S)
+            dial = partial(
+                dial_http,
+                url,
+                region=hello.region,
+                to=peer,
+                timeout_s=DIAL_TIMEOUT_S,
+                congestion=settings.congestion,
+            )
         self._dial = dial
         self._backoff = Backoff(rng or Random())
         self._session = Session()
@@ -162,6 +171,15 @@ class Link:
         self._tell(self._session.events_received())
         self._wake()
 
+    def restore_view(
+        self, view: int, sends: Sequence[SendStream], receives: Sequence[ReceiveStream]
+    ) -> None:
+        """Carry on a view whose state the rank has kept through the death of a daemon."""
+        self.close_view()
+        self._session.restore_view(view, sends, receives)
+        self._tell(self._session.events_received())
+        self._wake()
+
     def close_view(self) -> None:
         """Drop the view; afterwards no ring or payload memory is read or written any more."""
         self._session.close_view()
@@ -202,11 +220,13 @@ class Link:
             "bytes_sent": self._bytes_sent + sum(lane.bytes_sent for lane in self._lanes),
             "bytes_received": self._bytes_received
             + sum(lane.protocol.bytes_received for lane in self._lanes),
+            "payload_bytes_sent": self._session.payload_bytes_sent,
             "messages_sent": self._session.messages_sent,
             "messages_received": self._session.messages_received,
             "lanes_opened": self._num_lanes,
             "peer_address": lane.carrier.peer_address if lane else "",
             "congestion": lane.carrier.congestion if lane else "",
+            "congestion_refused": lane.carrier.congestion_refused if lane else "",
         }
 
     # Within --------------------------------------------------------------------------------------
@@ -347,5 +367,6 @@ class Link:
         elif self._num_lanes == 0:
             logger.info("= link to %s: not there yet, trying again: %s", self.peer, reason)
         else:
-            logger.warning("x link to %s: %s", self.peer, reason)
+            level = logging.INFO if self._closing else logging.WARNING  # as asked, or not
+            logger.log(level, "x link to %s: %s", self.peer, reason)
         self._on_state()

@@ -2,13 +2,10 @@
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
-from geotrain.lab.bench.link_options import LinkBench
-from geotrain.transport.transitions import LinkSettings
+from geotrain.lab.bench.link_options import MAY_HAVE_LANES, LinkBench
 
-_MAY_HAVE_LANES = any(field.name == "lanes" for field in fields(LinkSettings))
 _EMULATED: Mapping[str, Any] = {
     "rtt_ms": 100.0,
     "mbit": 1000.0,
@@ -106,7 +103,7 @@ def _problems(given: argparse.Namespace) -> list[str]:
         "--message-mib must be from 0.01 to 256": 0.01 <= given.message_mib <= 256,
         "--seconds must be from 0.5 to 3600": 0.5 <= given.seconds <= 3_600,
         "--lanes must be auto, or from 1 to 64": given.lanes is None or 1 <= given.lanes <= 64,
-        "--lanes: links of this version have one lane": one_lane or _MAY_HAVE_LANES,
+        "--lanes: links of this version have one lane": one_lane or MAY_HAVE_LANES,
         "--congestion needs --emulator netns: relays and the loopback cannot choose": not (
             relay and link["congestion"] != "auto"
         ),

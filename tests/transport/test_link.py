@@ -177,6 +177,7 @@ async def test_hinted_ranges_travel_coded():
         await a.until(lambda: a.acked == [0])
         assert b.delivered == [payload]
         assert a.link.stats()["bytes_sent"] < 1_700_000
+        assert a.link.stats()["payload_bytes_sent"] == len(payload)
 
 
 async def _reach(site: Site, num_bytes: int) -> None:

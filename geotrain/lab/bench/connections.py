@@ -47,12 +47,6 @@ def congestion_of(sock: socket.socket) -> str:
     return name.rstrip(b"\0").decode("ascii", errors="replace")
 
 
-def set_congestion(sock: socket.socket, name: str) -> None:
-    """Raises OSError where the machine does not allow it."""
-    if congestion_of(sock) != name:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
-
-
 def retransmitted_bytes(sock: socket.socket) -> int | None:
     """What TCP has sent again on this connection; None where the kernel does not say."""
     if not hasattr(socket, "TCP_INFO"):

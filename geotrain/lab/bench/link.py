@@ -6,6 +6,7 @@ place of its daemon, and both print the figures.
 
 import json
 import os
+from dataclasses import replace
 from typing import Any
 
 from geotrain.config import Config, load_config
@@ -165,5 +166,5 @@ def real_plan(options: LinkBench, config: Config) -> EndPlan:
         port=port,
         run_id=config.run.id,
         run={**config.run.canonical(), "bench": {**traffic, "lanes": options.lanes or 0}},
-        traffic=options.traffic,
+        traffic=replace(options.traffic, congestion=config.site.link.congestion),
     )

@@ -11,14 +11,12 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import fields
 from random import Random
 from typing import Any
 
 from geotrain.errors import GeotrainError
-from geotrain.lab.bench.connections import own_connections, set_congestion
 from geotrain.lab.bench.link_counts import Counts
-from geotrain.lab.bench.link_options import EndPlan
+from geotrain.lab.bench.link_options import MAY_HAVE_LANES, EndPlan
 from geotrain.observability.metrics import LAG_INTERVAL_S
 from geotrain.transport.arena import Arena
 from geotrain.transport.hello import Hello
@@ -98,7 +96,7 @@ class End:
             EndFailedError: Something that was waited for did not come.
             OSError: The address to listen on cannot be had.
         """
-        server = LinkServer()
+        server = LinkServer(congestion=self._traffic.congestion)
         await server.start(self._plan.host, self._plan.port, {self._plan.peer: self._link}.get)
         try:
             on_listening(server.port)
@@ -195,7 +193,7 @@ class End:
                 self._send_control("ping", number)
 
     async def _watch(self) -> None:
-        """The loop's lag, repeats, and the congestion control of lanes as they come."""
+        """The loop's lag, and what TCP repeats."""
         loop = asyncio.get_running_loop()
         look_at = loop.time()
         while True:
@@ -206,30 +204,14 @@ class End:
             if now >= look_at:
                 look_at = now + _LOOK_INTERVAL_S
                 self._counts.look()
-                self._set_congestion()
-
-    def _set_congestion(self) -> None:
-        if self._traffic.congestion is None:
-            return
-        with own_connections() as connections:
-            for sock in connections:
-                try:
-                    set_congestion(sock, self._traffic.congestion)
-                except OSError as error:
-                    raise EndFailedError(
-                        f"this machine does not allow {self._traffic.congestion}: "
-                        f"{error.strerror}; try --congestion auto"
-                    ) from error
 
     # The link ------------------------------------------------------------------------------------
 
     def _make_link(self) -> Link:
         plan = self._plan
-        known = {field.name for field in fields(LinkSettings)}
-        asked = {"lanes": self._traffic.lanes, "congestion": self._traffic.congestion}
-        knobs: dict[str, Any] = {
-            name: value for name, value in asked.items() if name in known and value is not None
-        }
+        knobs: dict[str, Any] = {"congestion": self._traffic.congestion}
+        if self._traffic.lanes is not None and MAY_HAVE_LANES:
+            knobs["lanes"] = self._traffic.lanes
         return Link(
             hello=Hello(
                 version=__version__,

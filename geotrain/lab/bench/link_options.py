@@ -2,11 +2,15 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, Self
 
 from geotrain.lab.settings import LinkSettings
+from geotrain.transport import transitions
+from geotrain.transport.congestion import AUTO
 
+MAY_HAVE_LANES = any(field.name == "lanes" for field in fields(transitions.LinkSettings))
+"""Whether a link of this version may have more than one lane."""
 REAL_WINDOW_BYTES = 128 << 20
 """Of a real link, of which nothing is known: 1 Gbit/s over half a second, twice over."""
 _LEAST_WINDOW_BYTES = 32 << 20
@@ -29,8 +33,8 @@ class Traffic:
     """Of bulk, while TCP comes up to speed; not counted."""
     seconds: float
     """Counted."""
-    congestion: str | None
-    """Of every lane; None leaves it to the link."""
+    congestion: str
+    """Of every lane, as `[site.link] congestion` says it; of real sites each has its own."""
     lanes: int | None
     """None leaves it to the link."""
 
@@ -123,7 +127,7 @@ class LinkBench:
             # A window that doubles each round trip is at 1 Gbit/s x 300 ms after 13 of them.
             warm_up_s=0.5 + 20 * rtt_s,
             seconds=self.seconds,
-            congestion=self.congestion,
+            congestion=self.congestion or AUTO,
             lanes=self.lanes,
         )
 

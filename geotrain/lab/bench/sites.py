@@ -19,6 +19,8 @@ from geotrain.lab.settings import LinkSettings
 from geotrain.lab.wan import Kind, Wan, open_wan
 
 STOP_LIMIT_S = 5.0
+FEWEST_STEPS = 2
+"""The first is never counted: the connections are still finding their rate."""
 
 
 class BenchFailedError(GeotrainError):
@@ -151,6 +153,26 @@ async def next_line(child: Child, others: Sequence[Child], *, limit_s: float) ->
         raise BenchFailedError((failed or [child])[0].describe_end())
     line: dict[str, Any] = json.loads(text)
     return line
+
+
+async def next_lines(
+    child: Child, others: Sequence[Child], *, count: int, limit_s: float, what: str
+) -> list[Mapping[str, Any]]:
+    """The next `count` JSON lines of `child`, or as many as there are in time.
+
+    Raises:
+        BenchFailedError: It ended, or one of the others did with an error.
+    """
+    lines = list[Mapping[str, Any]]()
+    deadline = time.monotonic() + limit_s
+    while len(lines) < count:
+        progress(f"{what}: step {len(lines) + 1} of {count}, {limit_s:.0f} s at most for all")
+        try:
+            left_s = deadline - time.monotonic()
+            lines.append(await next_line(child, others, limit_s=left_s))
+        except TimeoutError:
+            break
+    return lines
 
 
 def progress(text: str) -> None:
