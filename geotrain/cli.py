@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--stacks", action="store_true", help="each rank's Python stack as well")
     status.add_argument("--json", action="store_true", help="the daemon's own JSON")
     commands.add_parser("demo", help="Train over emulated regions on this machine.")
-    commands.add_parser("bench", help="Measure on this machine: geotrain bench step --help.")
+    commands.add_parser("bench", help="Measure steps, or a link: geotrain bench --help.")
     commands.add_parser("lab", help="Emulate long-distance links for programs of your own.")
     add("version", "Print the version.", config=False)
     return parser

@@ -56,6 +56,7 @@ class Membership:
             streams_in=streams_in,
             streams_out=streams_out,
             timeout_s=timeout_s,
+            return_s=config.site.liveness.wait_s,
         )
         where = f"{config.site.name} ({index + 1} of {config.run.num_regions})"
         logger.info("= attached to the daemon of region %s", where)
@@ -212,7 +213,7 @@ class Membership:
                 return RegionError.from_record(entry.error or {"region": name, "kind": "lost"})
         for name, entry in entries:
             if self._view.get(name, entry.incarnation) != entry.incarnation:
-                return self._error("restarted", f"region {name} was started again meanwhile")
+                return _restarted(name, entry)
         for name, entry in concerned:
             if entry.state == "left" and name in needs:
                 return self._left(name, entry.note or "no reason given")
@@ -247,6 +248,8 @@ class Membership:
     def explain(self, regions: Sequence[str]) -> str:
         """What is known of why nothing comes from these regions, or nothing."""
         board, links = self.attachment.board(), self.attachment.links
+        if self.attachment.outage:
+            return self.attachment.outage
         texts = []
         for name in regions:
             link = links.get(name, {})
@@ -308,3 +311,14 @@ class Membership:
         if self._index < len(self._names) - 1:
             streams.append((stream_id(self._index, FORWARD), self._names[self._index + 1]))
         return streams
+
+
+def _restarted(name: str, entry: Presence) -> RegionError:
+    """Names the region that was started again, not the one that saw it."""
+    who = "daemon" if entry.state == "absent" else "training process"
+    return RegionError(
+        region=name,
+        kind="restarted",
+        detail=f"its {who} was started again in the middle of the run; start all regions again, "
+        "and resume from the last checkpoint",
+    )

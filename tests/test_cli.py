@@ -88,7 +88,7 @@ def test_run_passes_everything_after_the_dashes(site, monkeypatch):
 
 
 def test_demo_gets_its_own_options(monkeypatch):
-    monkeypatch.setattr("geotrain.lab.demo.main", lambda argv: len(argv))
+    monkeypatch.setattr("geotrain.lab.demo.run.main", lambda argv: len(argv))
     assert cli.main(["demo", "--regions", "3", "--help"]) == 3
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 
 from geotrain.config import load_config
 from geotrain.errors import RegionError
@@ -34,6 +35,7 @@ class FakeAttachment:
     entries: dict[str, Presence]
     links: dict[str, dict[str, str]] = field(default_factory=dict)
     incarnation: int = 1
+    outage: str = ""
     action: str = ""
     failed: list[dict] = field(default_factory=list)
 
@@ -43,6 +45,9 @@ class FakeAttachment:
     def ready(self, identity):
         entry = Presence(region="virginia", incarnation=1, state="ready", identity=identity)
         self.entries["virginia"] = entry
+
+    def open_view(self, view, rings):
+        self.view, self.rings = view, rings
 
     def fail(self, error):
         self.failed.append(error)
@@ -100,6 +105,28 @@ def test_the_cause_is_told_before_its_consequences(tmp_path):
     )
     with pytest.raises(RegionError, match="no such expert"):
         member.wait(lambda: False, timeout_s=1.0, needs=["virginia", "frankfurt"])
+
+
+@pytest.mark.parametrize(
+    ("state", "who"),
+    [("absent", "daemon"), ("attached", "training process"), ("ready", "training process")],
+)
+def test_a_region_that_was_started_again_is_named_by_whoever_sees_it(tmp_path, state, who):
+    member, attachment = membership(tmp_path)
+    identity = {"fingerprint": "abc", "torch": torch.__version__.split("+")[0]}
+    attachment.entries["frankfurt"] = Presence(
+        region="frankfurt",
+        incarnation=2,
+        state="ready",
+        identity={**identity, "pipeline": 1, "sees": [1, 2]},
+        rings={0: 4096},
+    )
+    member.assemble(INFO)
+    member.wait(lambda: True, timeout_s=1.0)
+    attachment.entries["frankfurt"] = Presence(region="frankfurt", incarnation=3, state=state)
+    with pytest.raises(RegionError, match=f"region frankfurt: its {who} was started again") as got:
+        member.wait(lambda: False, timeout_s=1.0)
+    assert (got.value.region, got.value.kind) == ("frankfurt", "restarted")
 
 
 def test_how_an_earlier_run_ended_does_not_concern_this_one(tmp_path):

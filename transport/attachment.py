@@ -13,14 +13,15 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from geotrain.errors import AttachError
 from geotrain.transport import attachment_exit
 from geotrain.transport.arena import OUT, PAGE_BYTES, Arena, plan_rings
-from geotrain.transport.attachment_dial import Answer, attach, dial
-from geotrain.transport.attachment_io import AttachmentIO
+from geotrain.transport.attachment_dial import Answer, RefusedError, attach, dial
+from geotrain.transport.attachment_io import AttachmentIO, Returned
 from geotrain.transport.attachment_streams import InStream, OutStream
 from geotrain.transport.maps import get_list, get_map, get_str
 from geotrain.transport.messages import Message, Presence, view_id
@@ -30,28 +31,47 @@ from geotrain.transport.records import (
     get_count,
     get_counts,
 )
+from geotrain.transport.restoring import Restored, to_records
 
 CLOSE_TIMEOUT_S = 2.0
 """How long `close` waits for the daemon to take the last records."""
+ANSWER_TIMEOUT_S = 10.0
+"""For a daemon that has just been started to answer a rank that resumes."""
 _MAX_STACKS_CHARS = 40_000
 
 
 class Attachment:
     """One rank's place at its region's daemon. Every method may be called from any thread."""
 
-    def __init__(self, sock: socket.socket, arena: Arena, request: AttachRequest, answer: Answer):
+    def __init__(
+        self,
+        sock: socket.socket,
+        arena: Arena,
+        request: AttachRequest,
+        answer: Answer,
+        *,
+        arena_fd: int,
+        socket_path: Path,
+        return_s: float,
+    ) -> None:
         self.incarnation = answer.incarnation
         self.region_index = answer.region_index
         self.region = request.region
         self.stop_reason: str | None = None
         self.links: Mapping[str, Mapping[str, Any]] = {}
         self._arena = arena
+        self._arena_fd = arena_fd
+        """For the next daemon."""
+        self._request = request
+        self._socket_path = socket_path
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._board: dict[str, Presence] = {}
         self._action = ("attached", time.monotonic())
         self._step = -1
         self._ended = False
+        self._said: dict[str, Any] = {"state": "attached"}
+        """What this rank last said of itself, as fields of its board entry."""
         self._io = AttachmentIO(
             sock,
             reader=answer.reader,
@@ -60,6 +80,9 @@ class Attachment:
             on_records=self._handle,
             on_gone=self._on_gone,
             beat=self._beat,
+            return_s=return_s,
+            find=self._find_daemon,
+            resume=lambda: to_records(self._kept()),
         )
         self._out: dict[int, OutStream] = {}
         self._in: dict[int, InStream] = {}
@@ -91,8 +114,13 @@ class Attachment:
         streams_in: Sequence[int],
         streams_out: Sequence[int],
         timeout_s: float,
+        return_s: float = 0.0,
     ) -> "Attachment":
         """Attach to the daemon at `socket_path`, waiting for it to come up if need be.
+
+        Args:
+            return_s: How long a daemon that is killed may take to be started again: until then
+                nothing is lost, and everything waits.
 
         Raises:
             AttachError: Refused, no memory for the arena, or no answer within `timeout_s`.
@@ -111,8 +139,16 @@ class Attachment:
             rings=rings,
         )
         sock = dial(Path(socket_path), region=region, deadline=deadline)
-        arena, answer = _hand_over(sock, request, deadline)
-        attachment = cls(sock, arena, request, answer)
+        arena, arena_fd, answer = _hand_over(sock, request, deadline)
+        attachment = cls(
+            sock,
+            arena,
+            request,
+            answer,
+            arena_fd=arena_fd,
+            socket_path=Path(socket_path),
+            return_s=return_s,
+        )
         attachment._await_board(answer.num_regions, deadline)
         return attachment
 
@@ -130,7 +166,9 @@ class Attachment:
     def ready(self, identity: Mapping[str, Any]) -> None:
         """Announce that this region can run; `identity` is what the regions compare."""
         self._post_beat()
-        self._io.post({"type": "ready", "identity": dict(identity)})
+        with self._lock:
+            self._said = {"state": "ready", "identity": dict(identity)}
+            self._io.post({"type": "ready", "identity": dict(identity)})
 
     def report(self, numbers: Mapping[str, Any]) -> None:
         """Publish a finished step for the status page; `step` and `num_tokens` are understood."""
@@ -156,12 +194,24 @@ class Attachment:
             out.close()
         for incoming in self._in.values():
             incoming.close()
+        self._close_arena_fd()
         self._arena.close()
 
     def abandon_in_child(self) -> None:
         """In a forked child: the socket is the parent's, and must end with the parent alone."""
         self._ended = True
+        self._close_arena_fd()
         self._io.abandon()
+
+    def _close_arena_fd(self) -> None:
+        fd, self._arena_fd = self._arena_fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    @property
+    def outage(self) -> str:
+        """Why the daemon cannot be reached at the moment; empty while it can."""
+        return self._io.outage
 
     # What the rank learns.
 
@@ -193,7 +243,7 @@ class Attachment:
         """Wait until `ready()`, looked at again after each record; False at the deadline.
 
         Raises:
-            AttachError: The daemon is gone.
+            AttachError: The daemon is gone for good.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -261,16 +311,59 @@ class Attachment:
             case "board":
                 for entry in get_list(record, "entries"):
                     presence = Presence.from_map(entry)
-                    self._board[presence.region] = presence
+                    known = self._board.get(presence.region)
+                    # A daemon that was just started knows less than this rank does.
+                    if known is None or presence.rank >= known.rank:
+                        self._board[presence.region] = presence
             case "links":
                 self.links = get_map(record, "links") or {}
             case "stop":
-                self.stop_reason = get_str(record, "reason")
+                self.stop_reason = get_str(record, "reason") or None
             case "refused":
                 raise AttachError(get_str(record, "reason"))
             case "stacks":
                 text = _stacks()
                 self._io.post({"type": "stacks", "id": record.get("id"), "text": text})
+
+    # When a daemon ended without a word; called by the I/O thread.
+
+    def _find_daemon(self, timeout_s: float) -> Returned | None:
+        own = self._board[self.region]
+        if self._ended or own.state in ("failed", "left") or own.incarnation != self.incarnation:
+            raise AttachError(
+                f"the daemon of region {self.region} is gone; start it again, then this process"
+            )
+        deadline = time.monotonic() + timeout_s
+        request = replace(self._request, resumes=self.incarnation)
+        sock = None
+        try:
+            sock = dial(self._socket_path, region=self.region, deadline=deadline)
+            answer = attach(
+                sock, request, self._arena_fd, deadline=time.monotonic() + ANSWER_TIMEOUT_S
+            )
+        except AttachError as exc:
+            if sock is not None:
+                sock.close()
+            if isinstance(exc, RefusedError):
+                raise
+            return None
+        return Returned(socket=sock, reader=answer.reader, records=answer.records)
+
+    def _kept(self) -> Restored:
+        """What the next daemon must know; under the lock."""
+        board = dict(self._board)
+        own = replace(board.pop(self.region), **self._said)
+        view = view_id([presence.incarnation for presence in self._board.values()])
+        capacities = {n: size for entry in board.values() for n, size in entry.rings.items()}
+        opened = {out.view for out in self._out.values()}
+        opened |= {incoming.delivered_view for incoming in self._in.values()}
+        return Restored(
+            view=view if view in opened else 0,
+            own=own,
+            board=list(board.values()),
+            sends={n: out.kept(view, capacities.get(n, 0)) for n, out in self._out.items()},
+            receives={n: incoming.kept(view) for n, incoming in self._in.items()},
+        )
 
     def _on_deliver(self, record: dict[str, Any]) -> None:
         message = Message.from_map(get_map(record, "message") or {}, with_start=True)
@@ -283,18 +376,20 @@ class Attachment:
 
 def _hand_over(
     sock: socket.socket, request: AttachRequest, deadline: float
-) -> tuple[Arena, Answer]:
-    """Make the arena and attach with it; leaves nothing open when that fails."""
+) -> tuple[Arena, int, Answer]:
+    """Make the arena and attach with it; leaves nothing open when that fails.
+
+    Returns:
+        The arena, its descriptor, which the caller closes, and the answer.
+    """
     with contextlib.ExitStack() as on_failure:
         on_failure.callback(sock.close)
         arena, fd = Arena.create(request.arena_bytes)
         on_failure.callback(arena.close)
-        try:
-            answer = attach(sock, request, fd, deadline=deadline)
-        finally:
-            os.close(fd)
+        on_failure.callback(os.close, fd)
+        answer = attach(sock, request, fd, deadline=deadline)
         on_failure.pop_all()
-    return arena, answer
+    return arena, fd, answer
 
 
 def _stacks() -> str:

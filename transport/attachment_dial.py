@@ -22,6 +22,10 @@ _RETRY_S = 0.05
 _SAY_AFTER_S = 2.0
 
 
+class RefusedError(AttachError):
+    """The daemon said no; asking again would change nothing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """The daemon's yes, with whatever it had already sent after it."""
@@ -70,7 +74,8 @@ def attach(sock: socket.socket, request: AttachRequest, fd: int, *, deadline: fl
     """Announce this rank, pass the arena's descriptor, and read the daemon's answer.
 
     Raises:
-        AttachError: Refused (with the daemon's reason), or no answer before `deadline`.
+        RefusedError: With the daemon's reason.
+        AttachError: No answer before `deadline`, or not one that can be read.
     """
     reader = RecordReader()
     records: list[dict[str, Any]] = []
@@ -85,7 +90,7 @@ def attach(sock: socket.socket, request: AttachRequest, fd: int, *, deadline: fl
             records = reader.feed(data)
         answer = records[0]
         if answer["type"] == "refused":
-            raise AttachError(get_str(answer, "reason"))
+            raise RefusedError(get_str(answer, "reason"))
         if answer["type"] != "attached":
             raise ValueError(f"{answer['type']!r} instead of an answer")
         return Answer(

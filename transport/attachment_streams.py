@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from geotrain.transport.arena import PAGE_BYTES
-from geotrain.transport.flow import MAX_UNRELEASED, Ring
+from geotrain.transport.flow import MAX_UNRELEASED, Ring, aligned
 from geotrain.transport.messages import Message
+from geotrain.transport.restoring import RestoredIn, RestoredOut
 
 Post = Callable[[Mapping[str, Any]], None]
 
@@ -28,7 +29,7 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    kind: str
+    message: Message
     slot: _Slot | None
 
 
@@ -56,6 +57,8 @@ class OutStream:
         self._mirror = Ring(self.capacity)
         self._reserved: deque[_Slot] = deque()
         self._sent: dict[int, _Sent] = {}
+        self._peer_cursor = 0
+        """Of the mirror after the last message sent; reservations may be ahead of it."""
 
     def open(self, view: int, peer_capacity: int) -> None:
         """Forget everything of older views and start at sequence number 0."""
@@ -67,10 +70,36 @@ class OutStream:
             self.max_part_bytes = max(PAGE_BYTES, min(self.capacity, peer_capacity) // 4)
             self._reserved.clear()
             self._sent.clear()
+            self._peer_cursor = 0
+
+    def kept(self, view: int, peer_capacity: int) -> RestoredOut:
+        """What a new daemon must know to go on with `view`; under the lock.
+
+        Args:
+            peer_capacity: Of a view that is not open here yet, in which nothing was sent.
+        """
+        if view != self._view:
+            return RestoredOut(
+                num_sent=0, peer_capacity=peer_capacity, peer_cursor=0, unreleased=()
+            )
+        return RestoredOut(
+            num_sent=self._next_seq,
+            peer_capacity=self._mirror.capacity,
+            peer_cursor=self._peer_cursor,
+            unreleased=[
+                (sent.message, sent.slot.mirror_start if sent.slot is not None else 0)
+                for sent in self._sent.values()
+            ],
+        )
 
     def close(self) -> None:
         """Let go of the arena, so that it can be unmapped."""
         self._memory = memoryview(b"")
+
+    @property
+    def view(self) -> int:
+        """The open view; 0 before the first."""
+        return self._view
 
     @property
     def unacknowledged(self) -> int:
@@ -79,7 +108,7 @@ class OutStream:
 
     def unacknowledged_of(self, kind: str) -> int:
         with self._lock:
-            return sum(sent.kind == kind for sent in self._sent.values())
+            return sum(sent.message.kind == kind for sent in self._sent.values())
 
     def fits(self, nbytes: int) -> bool:
         """Whether a message with a payload of `nbytes` (0: none, or inline) may be sent now."""
@@ -114,10 +143,10 @@ class OutStream:
         inline: bytes = b"",
         hints: tuple[tuple[int, int], ...] = (),
     ) -> None:
-        """Hand one message to the daemon; never waits.
+        """Hand one message to the daemon, or to the next one if it is gone; never waits.
 
         Raises:
-            AttachError: The daemon is gone.
+            AttachError: The daemon is gone for good.
         """
         with self._lock:
             assert self._view != 0, "send() before open_view()"
@@ -137,7 +166,9 @@ class OutStream:
                 hints=hints,
             )
             slot = self._take_reserved(start, payload_bytes) if payload_bytes else None
-            self._sent[self._next_seq] = _Sent(kind, slot)
+            self._sent[self._next_seq] = _Sent(message, slot)
+            if slot is not None:
+                self._peer_cursor = aligned(slot.mirror_start + slot.payload_bytes)
             self._next_seq += 1
             self._post({"type": "send", "message": message.to_map(with_start=True)})
 
@@ -191,6 +222,11 @@ class InStream:
         self._view = 0
         self._queue: deque[Message] = deque()
         self._early: deque[Message] = deque()
+        self._delivered_view = 0
+        """The view that the next three are about; it may be ahead of the one open here."""
+        self._num_delivered = 0
+        self._cursor = 0
+        self._held: dict[int, Message] = {}
 
     def open(self, view: int) -> None:
         """Keep what came for this view already (a peer may open it first), drop the rest."""
@@ -219,6 +255,21 @@ class InStream:
             payload = memoryview(message.inline)
         return Received(message, payload, self._release)
 
+    @property
+    def delivered_view(self) -> int:
+        """The newest view of which a message came; 0 before the first."""
+        return self._delivered_view
+
+    def kept(self, view: int) -> RestoredIn:
+        """What a new daemon must know to go on with `view`; under the lock."""
+        if view != self._delivered_view:
+            return RestoredIn(num_delivered=0, cursor=0, held=())
+        return RestoredIn(
+            num_delivered=self._num_delivered,
+            cursor=self._cursor,
+            held=[self._held[seq] for seq in sorted(self._held)],
+        )
+
     def pending(self) -> int:
         """Messages of the open view that `take` would return now."""
         return len(self._queue)
@@ -229,6 +280,14 @@ class InStream:
         Args:
             board_view: The view that the board now stands for, which this rank may yet open.
         """
+        if message.view != self._delivered_view:
+            self._delivered_view = message.view
+            self._num_delivered = self._cursor = 0
+            self._held.clear()
+        self._num_delivered = message.seq + 1
+        if message.payload_bytes:
+            self._cursor = aligned(message.start + message.payload_bytes)
+        self._held[message.seq] = message
         if message.view == self._view:
             self._queue.append(message)
         elif message.view == board_view:
@@ -237,5 +296,11 @@ class InStream:
             self._release(message)
 
     def _release(self, message: Message) -> None:
-        seqs = [message.seq]
-        self._post({"type": "release", "stream": self.stream, "view": message.view, "seqs": seqs})
+        # One step under the lock: a daemon that comes now must learn of it one way or the other.
+        with self._lock:
+            if message.view == self._delivered_view:
+                self._held.pop(message.seq, None)
+            seqs = [message.seq]
+            self._post(
+                {"type": "release", "stream": self.stream, "view": message.view, "seqs": seqs}
+            )

@@ -4,6 +4,8 @@ from random import Random
 
 FIRST_S = 0.2
 LONGEST_S = 10.0
+HELD_S = 1.0
+"""A connection that lived so long was a good one: after its end the first try is soon."""
 
 
 class Backoff:

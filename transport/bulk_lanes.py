@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from geotrain.transport.backoff import LONGEST_S, Backoff
+from geotrain.transport.backoff import HELD_S, Backoff
 from geotrain.transport.carrier import Carrier, Dial, DialError
 from geotrain.transport.hello import Join
 from geotrain.transport.lane import Lane
@@ -240,9 +240,10 @@ class BulkLanes:
         loop = asyncio.get_running_loop()
         backoff = Backoff(self._rng)
         while slot.wanted:
-            began = loop.time()
+            began: float | None = None
             try:
                 async with dial() as carrier:
+                    began = loop.time()
                     self._last_number += 1
                     join = Join(boot=epoch.boot, epoch=epoch.epoch, lane=self._last_number)
                     slot.lane = self._start(carrier, join)
@@ -252,7 +253,7 @@ class BulkLanes:
                 self._tell_once(str(exc))
             finally:
                 slot.lane = None
-            if loop.time() - began >= LONGEST_S:
+            if began is not None and loop.time() - began >= HELD_S:
                 backoff.reset()
             if slot.wanted:
                 # A pause between tries, not a wait for anything.

@@ -25,8 +25,9 @@ class RttEstimator:
         self._recent_ways_s: deque[float] = deque(maxlen=RTT_SAMPLES)
         self.min_s: float | None = None
         """The least ever seen on this link: the path without queues."""
-        self.last_s = float("-inf")
-        """When the last sample came."""
+        self.last_s: float | None = None
+        self.last_sample_at = float("-inf")
+        """Monotonic seconds when the last sample came."""
 
     def on_sample(self, rtt_s: float, *, now: float = 0.0, way_s: float | None = None) -> None:
         """
@@ -37,7 +38,8 @@ class RttEstimator:
             self._recent_ways_s.append(way_s)
         self._samples_s.append(rtt_s)
         self._recent_s.append(rtt_s)
-        self.last_s = now
+        self.last_s = rtt_s
+        self.last_sample_at = now
         if self.min_s is None or rtt_s < self.min_s:
             self.min_s = rtt_s
 
@@ -56,7 +58,8 @@ class RttEstimator:
         return ordered[min(int(fraction * len(ordered)), len(ordered) - 1)]
 
     def summary(self) -> dict[str, float | None]:
-        return {"min": self.min_s, "p50": self.quantile_s(0.5), "p99": self.quantile_s(0.99)}
+        quantiles = {"p50": self.quantile_s(0.5), "p99": self.quantile_s(0.99)}
+        return {"min": self.min_s, **quantiles, "last": self.last_s}
 
 
 class RateEstimator:

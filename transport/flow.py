@@ -6,10 +6,16 @@ makes the same reservations, and knows without asking whether the receiver has r
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 
 ALIGNMENT = 64
 MAX_UNRELEASED = 1_024
 """Messages of one stream sent and not released, with or without a slot: the credit in records."""
+
+
+def aligned(offset: int) -> int:
+    """The next place at which a slot may begin."""
+    return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
 class Ring:
@@ -28,6 +34,33 @@ class Ring:
         self._cursor = 0
         self._starts: list[int] = []
         self._sizes: dict[int, int] = {}
+
+    @classmethod
+    def restored(cls, capacity: int, *, cursor: int, slots: Iterable[tuple[int, int]]) -> "Ring":
+        """A ring as another process knew it.
+
+        Args:
+            cursor: `cursor` after the last reservation.
+            slots: (start, bytes) of those that are live.
+
+        Raises:
+            ValueError: They contradict each other.
+        """
+        ring = cls(capacity)
+        if not 0 <= cursor <= aligned(capacity) or cursor % ALIGNMENT:
+            raise ValueError(f"cursor {cursor} in a ring of {capacity}")
+        for start, nbytes in sorted(slots):
+            ring._cursor = start
+            if start % ALIGNMENT or ring._place(nbytes) != start or not ring.fits(nbytes):
+                raise ValueError(f"no room for a slot of {nbytes} bytes at {start}")
+            ring.allocate(nbytes)
+        ring._cursor = cursor
+        return ring
+
+    @property
+    def cursor(self) -> int:
+        """Where the next slot begins, if it fits before the end."""
+        return self._cursor
 
     def fits(self, nbytes: int) -> bool:
         """Whether `allocate(nbytes)` would succeed now; on an empty ring any 1..capacity does."""
@@ -51,7 +84,7 @@ class Ring:
         if not self.fits(nbytes):
             raise ValueError(f"{nbytes} bytes do not fit the ring of {self.capacity} now")
         start = self._place(nbytes)
-        self._cursor = -(-(start + nbytes) // ALIGNMENT) * ALIGNMENT
+        self._cursor = aligned(start + nbytes)
         insort(self._starts, start)
         self._sizes[start] = nbytes
         self.live_bytes += nbytes

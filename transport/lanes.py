@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from geotrain.transport.backoff import LONGEST_S, Backoff
+from geotrain.transport.backoff import HELD_S, LONGEST_S, Backoff
 from geotrain.transport.bulk_lanes import BulkLanes
 from geotrain.transport.carrier import Carrier, Dial, DialError
 from geotrain.transport.choice import TWO_LANES, LaneFacts, why_not
@@ -195,6 +195,8 @@ class Lanes:
             "bulk_lanes_opened": self.bulk.num_opened,
             "peer_address": carrier.peer_address if carrier is not None else "",
             "congestion": carrier.congestion if carrier is not None else "",
+            "congestion_refused": carrier.congestion_refused if carrier is not None else "",
+            "num_lanes": len(self.bulk.open),
             "lanes": rows,
             **self._rates.summary(),
         }
@@ -319,8 +321,8 @@ class Lanes:
     def _on_lane_closed(self, lane: Lane, reason: str) -> None:
         now = asyncio.get_running_loop().time()
         if lane is self.control:
-            if self.state.age_s >= LONGEST_S:
-                # It held; one that closes at once must not be dialled in a tight loop.
+            if self.state.age_s >= HELD_S:
+                # One that closes at once must not be dialled in a tight loop.
                 self._backoff.reset()
             self.control = None
             self._end_bulk("its control lane is gone")
@@ -328,7 +330,7 @@ class Lanes:
             detail = lane.protocol.last_frame(now=now)
             if not (self._closing or lane.protocol.closed_by_peer):
                 detail += "; all lanes end, and the session goes on over the next ones"
-            self.state.set("down", reason, detail=detail)
+            self.state.set("down", reason, detail=detail, as_asked=self._closing)
         elif lane.protocol.lane:
             self.bulk.closed(lane, reason, now=now)
         elif self.control is None and self.state.state != "refused" and TWO_LANES not in reason:

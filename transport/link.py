@@ -13,6 +13,8 @@ from geotrain.transport.hello import Hello
 from geotrain.transport.http import dial as dial_http
 from geotrain.transport.lanes import Lanes
 from geotrain.transport.messages import Message, Presence
+from geotrain.transport.receiving import ReceiveStream
+from geotrain.transport.sending import SendStream
 from geotrain.transport.session import Session
 from geotrain.transport.transitions import LinkSettings as LinkSettings
 from geotrain.transport.workers import ChunkWorkers, Coder
@@ -56,7 +58,14 @@ class Link:
         self._on_acked = on_acked
         self._on_failed = on_failed
         if dial is None and url is not None:
-            dial = partial(dial_http, url, region=hello.region, to=peer, timeout_s=DIAL_TIMEOUT_S)
+            dial = partial(
+                dial_http,
+                url,
+                region=hello.region,
+                to=peer,
+                timeout_s=DIAL_TIMEOUT_S,
+                congestion=settings.congestion,
+            )
         self._session = Session()
         self._workers = ChunkWorkers(coder)
         self.lanes = Lanes(
@@ -109,6 +118,15 @@ class Link:
         self._tell(self._session.events_received())
         self.lanes.wake()
 
+    def restore_view(
+        self, view: int, sends: Sequence[SendStream], receives: Sequence[ReceiveStream]
+    ) -> None:
+        """Carry on a view whose state the rank has kept through the death of a daemon."""
+        self.close_view()
+        self._session.restore_view(view, sends, receives)
+        self._tell(self._session.events_received())
+        self.lanes.wake()
+
     def close_view(self) -> None:
         """Drop the view; afterwards no ring or payload memory is read or written any more."""
         self._session.close_view()
@@ -137,6 +155,7 @@ class Link:
         """The link as the status page and the ranks see it."""
         return {
             **self.lanes.stats(),
+            "payload_bytes_sent": self._session.payload_bytes_sent,
             "messages_sent": self._session.messages_sent,
             "messages_received": self._session.messages_received,
         }

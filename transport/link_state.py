@@ -31,11 +31,12 @@ class LinkState:
     def age_s(self) -> float:
         return time.monotonic() - self._since
 
-    def set(self, state: str, reason: str, *, detail: str = "") -> None:
+    def set(self, state: str, reason: str, *, detail: str = "", as_asked: bool = False) -> None:
         """Note a change, and log it in one line; the same again says nothing.
 
         Args:
             detail: For the log alone: an address, the last frame.
+            as_asked: Whether this side ends the link, which is nothing to warn of.
         """
         reason = printable(reason)
         if (state, reason) == (self.state, self.reason):
@@ -52,5 +53,6 @@ class LinkState:
             logger.info("= link to %s: not there yet, trying again: %s", self._peer, reason)
         else:
             more = f"; {detail}" if detail else ""
-            logger.warning("x link to %s: %s%s", self._peer, reason, more)
+            level = logging.INFO if as_asked else logging.WARNING
+            logger.log(level, "x link to %s: %s%s", self._peer, reason, more)
         self._on_change()

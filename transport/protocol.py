@@ -286,7 +286,7 @@ class LaneProtocol:
     @property
     def _works_s(self) -> float:
         """When the path was last seen to work by another lane."""
-        return self._rtt.last_s if self.state is State.BULK else -math.inf
+        return self._rtt.last_sample_at if self.state is State.BULK else -math.inf
 
     def _transition(self, kind: FrameType) -> tuple[str, State]:
         found = TRANSITIONS[self.state].get(kind)

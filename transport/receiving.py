@@ -12,6 +12,7 @@ from geotrain.transport.maps import unpack
 from geotrain.transport.messages import Message
 from geotrain.transport.reader import HOLD, Place
 from geotrain.transport.reassembly import Incoming, Ranges
+from geotrain.transport.restoring import RestoredIn
 from geotrain.transport.sending import StreamState
 
 MAX_CHECKSUM_FAILURES = 3
@@ -35,6 +36,27 @@ class ReceiveStream:
         self._expected = 0
         self._next_delivery = 0
         self._released = Ranges()
+
+    @classmethod
+    def restored(cls, *, stream: int, memory: memoryview, past: RestoredIn) -> "ReceiveStream":
+        """As the rank has it, for a daemon that knows nothing of the view (R-1).
+
+        What had arrived of messages that were not yet delivered is asked for again.
+
+        Raises:
+            ValueError: What the rank says contradicts itself.
+        """
+        restored = cls(stream=stream, memory=memory)
+        slots = [(m.start, m.payload_bytes) for m in past.held if m.payload_bytes]
+        restored.ring = Ring.restored(memory.nbytes, cursor=past.cursor, slots=slots)
+        restored._expected = restored._next_delivery = past.num_delivered
+        restored._released.add(0, past.num_delivered)
+        for message in past.held:
+            incoming = Incoming(message)
+            incoming.received.add(0, message.payload_bytes)
+            restored._live[message.seq] = incoming
+            restored._released.remove(message.seq, message.seq + 1)
+        return restored
 
     def receive_message(self, message: Message) -> None:
         """A header arrived: reserve its slot.

@@ -12,7 +12,7 @@ from typing import Any
 from geotrain.transport.arena import IN, OUT, check_rings
 from geotrain.transport.maps import get_int, get_list, get_str, is_int, pack, unpack
 
-ATTACHMENT_PROTO = 1
+ATTACHMENT_PROTO = 2
 MAX_RECORD_BYTES = 64 * 1024
 _LENGTH = struct.Struct("<I")
 
@@ -103,10 +103,12 @@ class AttachRequest:
     """As the rank sees it; the kernel's word (SO_PEERCRED) is what the daemon watches."""
     arena_bytes: int
     rings: dict[tuple[int, str], tuple[int, int]]
+    resumes: int = 0
+    """The incarnation that an earlier daemon gave this rank; 0 at the first attach."""
 
     def to_record(self) -> dict[str, Any]:
         rings = [[*key, *span] for key, span in self.rings.items()]
-        fields = ("proto", "version", "run_hash", "region", "rank", "world_size", "pid")
+        fields = ("proto", "version", "run_hash", "region", "rank", "world_size", "pid", "resumes")
         record: dict[str, Any] = {name: getattr(self, name) for name in fields}
         return {"type": "attach", **record, "arena_bytes": self.arena_bytes, "rings": rings}
 
@@ -132,6 +134,7 @@ class AttachRequest:
             pid=get_count(record, "pid"),
             arena_bytes=arena_bytes,
             rings=rings,
+            resumes=get_count(record, "resumes"),
         )
 
 

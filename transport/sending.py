@@ -5,7 +5,7 @@ the rest.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from geotrain.transport.frame import HEADER_BYTES, FrameType, ProtocolError, con
 from geotrain.transport.maps import MAX_ITEMS, get_int, get_list, get_map, get_pairs, is_int, unpack
 from geotrain.transport.messages import MAX_COUNT, Message
 from geotrain.transport.reassembly import Ranges
+from geotrain.transport.restoring import RestoredOut
 
 MAX_STREAMS = 4
 """Streams of one link in each direction: bounds the size of a RESUME."""
@@ -165,6 +166,34 @@ class SendStream:
         self._resend: deque[Outgoing] = deque()
         self._acked = Ranges()
         self._num_offered = 0
+
+    @classmethod
+    def restored(
+        cls,
+        *,
+        stream: int,
+        view: int,
+        past: RestoredOut,
+        payload: Callable[[Message], memoryview | None],
+    ) -> "SendStream":
+        """As the rank has it, for a daemon that knows nothing of the view (R-1).
+
+        Nothing is sent before `resume` has told what the peer has.
+
+        Raises:
+            ValueError: What the rank says contradicts itself.
+        """
+        restored = cls(stream=stream, view=view, capacity=past.peer_capacity)
+        slots = [(slot, m.payload_bytes) for m, slot in past.unreleased if m.payload_bytes]
+        restored.mirror = Ring.restored(past.peer_capacity, cursor=past.peer_cursor, slots=slots)
+        restored._num_offered = past.num_sent
+        restored._acked.add(0, past.num_sent)
+        for message, slot in past.unreleased:
+            outgoing = Outgoing(message, payload(message))
+            outgoing.slot = slot if message.payload_bytes else None
+            restored.live[message.seq] = outgoing
+            restored._acked.remove(message.seq, message.seq + 1)
+        return restored
 
     @property
     def num_started(self) -> int:

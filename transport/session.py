@@ -58,6 +58,8 @@ class Session:
         self.lives = BulkLives()
         self.messages_sent = 0
         self.messages_received = 0
+        self.payload_bytes_sent = 0
+        """Payload before coding, of all chunks written; what was sent again counts again."""
 
     # The view ------------------------------------------------------------------------------------
 
@@ -73,18 +75,31 @@ class Session:
         Raises:
             ValueError: More than MAX_STREAMS either way.
         """
+        self._open(
+            view,
+            [SendStream(stream=n, view=view, capacity=size) for n, size in sends.items()],
+            [ReceiveStream(stream=n, memory=memory) for n, memory in receives.items()],
+        )
+
+    def restore_view(
+        self, view: int, sends: Sequence[SendStream], receives: Sequence[ReceiveStream]
+    ) -> None:
+        """Go on where a daemon before this one ended (R-1).
+
+        Raises:
+            ValueError: More than MAX_STREAMS either way.
+        """
+        self._open(view, sends, receives)
+
+    def _open(
+        self, view: int, sends: Sequence[SendStream], receives: Sequence[ReceiveStream]
+    ) -> None:
         if max(len(sends), len(receives)) > MAX_STREAMS:
             raise ValueError(f"a link carries at most {MAX_STREAMS} streams each way")
         self.close_view()
         self.view = view
-        self._sends = {
-            stream: SendStream(stream=stream, view=view, capacity=capacity)
-            for stream, capacity in sends.items()
-        }
-        self._receives = {
-            stream: ReceiveStream(stream=stream, memory=memory)
-            for stream, memory in receives.items()
-        }
+        self._sends = {stream.stream: stream for stream in sends}
+        self._receives = {stream.stream: stream for stream in receives}
         if self._lane_up:
             self._begin_resume()
 
@@ -254,6 +269,7 @@ class Session:
         """The current chunk was handed to this lane (0: the control lane), header and all."""
         outgoing = self._sends[chunk.stream].live[chunk.seq]
         outgoing.wrote(lane, chunk.offset, chunk.offset + chunk.raw.nbytes)
+        self.payload_bytes_sent += chunk.raw.nbytes
         outgoing.wire_bytes += chunk_wire_bytes(payload_length)
 
     def events_received(self) -> list[SessionEvent]:

@@ -24,6 +24,8 @@ class LinkSettings:
     """A lane whose oldest unanswered ping is older is dead (P-11)."""
     num_lanes: int | None = None
     """Bulk lanes; None: as many as it pays to have. The side that dials decides."""
+    congestion: str = "auto"
+    """What a lane that is dialled asks the kernel for; see congestion.py."""
 
     def __post_init__(self) -> None:
         if self.ping_interval_s <= 0 or self.silent_s <= 0:

@@ -1,4 +1,7 @@
-"""`geotrain run`: the daemon and the training command as one job with one exit status."""
+"""`geotrain run`: the daemon and the training command as one job with one exit status.
+
+A daemon that is killed is started again: the training process waits for it and loses nothing.
+"""
 
 import contextlib
 import ctypes
@@ -24,6 +27,10 @@ COMMAND_GRACE_S = 30.0
 DAEMON_GRACE_S = 10.0
 """For the daemon to tell its peers why."""
 
+MAX_DEATHS = 5
+DEATHS_WITHIN_S = 60.0
+"""A daemon that is killed this often in so short a time will not live."""
+
 _PR_SET_PDEATHSIG = 1
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -48,8 +55,8 @@ def run(config: Config, command: Sequence[str], *, daemon_argv: Sequence[str] = 
     Both find the config in GEOTRAIN_CONFIG.
 
     Returns:
-        The command's exit status (128 + n for signal n); 1 where the daemon ended first; 127
-        where the command cannot be started.
+        The command's exit status (128 + n for signal n); 1 where the daemon ended by itself or
+        was killed again and again; 127 where the command cannot be started.
     """
     events: _Events = queue.SimpleQueue()
     environment = {**os.environ, "GEOTRAIN_CONFIG": str(config.path)}
@@ -68,7 +75,15 @@ def run(config: Config, command: Sequence[str], *, daemon_argv: Sequence[str] = 
         # Threads only now: nothing may run between fork and exec beside the forking thread.
         for who, child in children.items():
             child.watch(who, events)
-        return _supervise(children["daemon"], children["command"], events, command)
+
+        def start_daemon() -> _Child:
+            # From this thread: with another one the kernel would end the daemon too early. The
+            # others only wait for children, so nothing is held between fork and exec.
+            children["daemon"] = _Child(daemon_argv, environment, tie)
+            children["daemon"].watch("daemon", events)
+            return children["daemon"]
+
+        return _supervise(children["daemon"], children["command"], events, command, start_daemon)
     finally:
         for child in reversed(children.values()):
             child.end(DAEMON_GRACE_S)
@@ -76,8 +91,15 @@ def run(config: Config, command: Sequence[str], *, daemon_argv: Sequence[str] = 
             signal.signal(number, handler or signal.SIG_DFL)
 
 
-def _supervise(daemon: "_Child", command: "_Child", events: _Events, argv: Sequence[str]) -> int:
+def _supervise(
+    daemon: "_Child",
+    command: "_Child",
+    events: _Events,
+    argv: Sequence[str],
+    start_daemon: Callable[[], "_Child"],
+) -> int:
     deadline: float | None = None
+    deaths: list[float] = []
     while True:
         try:
             left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
@@ -94,9 +116,22 @@ def _supervise(daemon: "_Child", command: "_Child", events: _Events, argv: Seque
             case _Signalled():
                 command.kill_group()  # asked twice: no more patience
             case _Ended(who="command"):
-                return command.end(DAEMON_GRACE_S)
+                # Its status is taken last: until then the daemon can read it, and tell its peers.
+                command.stop(DAEMON_GRACE_S)
+                daemon.end(DAEMON_GRACE_S)
+                status = command.end(DAEMON_GRACE_S)
+                if status < 0:
+                    _say(f"{shlex.join(argv)} was ended by {_signal_name(-status)}")
+                return _as_a_shell(status)
             case _Ended():
                 status = daemon.end(DAEMON_GRACE_S)
+                now = time.monotonic()
+                deaths = [died for died in deaths if died > now - DEATHS_WITHIN_S] + [now]
+                if status < 0 and len(deaths) <= MAX_DEATHS:
+                    _say(f"the daemon was ended by {_signal_name(-status)}; starting it again")
+                    daemon = start_daemon()
+                    continue
+                status = _as_a_shell(status)
                 command.end(DAEMON_GRACE_S)
                 _say(f"the daemon ended first (exit status {status}), so the command was ended")
                 return EXIT_DAEMON_DIED
@@ -125,18 +160,20 @@ class _Child:
         self._gone.set()
         events.put(_Ended(who=who))
 
+    def stop(self, grace_s: float) -> None:
+        """SIGTERM, then SIGKILL at the deadline, to all of its session; its status stays there."""
+        if not self._watched:
+            self.watch("", queue.SimpleQueue())
+        self.signal_group(signal.SIGTERM)
+        self._gone.wait(grace_s)
+        # Not reaped yet, so the group's number is still ours to kill what is left of it.
+        self.kill_group()
+
     def end(self, grace_s: float) -> int:
-        """SIGTERM, then SIGKILL at the deadline, to all of its session; returns its exit status."""
-        status = self._process.returncode
-        if status is None:
-            if not self._watched:
-                self.watch("", queue.SimpleQueue())
-            self.signal_group(signal.SIGTERM)
-            self._gone.wait(grace_s)
-            # Not reaped yet, so the group's number is still ours to kill what is left of it.
-            self.kill_group()
-            status = self._process.wait()
-        return 128 - status if status < 0 else status
+        """Stop it, and return its exit status: -n for signal n."""
+        if self._process.returncode is None:
+            self.stop(grace_s)
+        return self._process.wait()
 
     def signal_group(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -161,6 +198,17 @@ def _parent_tie() -> Callable[[], None]:
             os._exit(EXIT_CANNOT_START)
 
     return tie
+
+
+def _as_a_shell(status: int) -> int:
+    return 128 - status if status < 0 else status
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal has no name
+        return f"signal {number}"
 
 
 def _say(line: str) -> None:

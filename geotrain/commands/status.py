@@ -4,12 +4,13 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from geotrain.config import Config
@@ -19,6 +20,7 @@ TIMEOUT_S = 5.0
 ANSWER_LIMIT_BYTES = 16 << 20
 SHOWN_LANES = 8
 """Of each link; `--json` has all."""
+_UNBOUNDED = 10_000
 
 
 def status(config: Config, *, stacks: bool, as_json: bool) -> int:
@@ -27,7 +29,7 @@ def status(config: Config, *, stacks: bool, as_json: bool) -> int:
     if as_json:
         print(json.dumps(document))
     else:
-        show(document, Console())
+        show(document, console())
     return 0
 
 
@@ -71,35 +73,36 @@ def _life_of(pid: int) -> str:
     return "alive"
 
 
+def console() -> Console:
+    """Standard output, as wide as it is; without any escape codes under NO_COLOR or in a pipe."""
+    return Console(color_system=None if os.environ.get("NO_COLOR") else "auto")
+
+
 def show(document: Mapping[str, Any], console: Console) -> None:
-    """Print the whole document as tables and lines."""
+    """Print the whole document as tables and lines that fit the console's width."""
     view = "all regions ready" if document["view"] is not None else "not all regions are ready"
     console.print(
         f"run [bold]{escape(document['run_id'])}[/], region [bold]{escape(document['region'])}[/]: "
-        f"{view}; daemon pid {document['pid']}, up {duration(document['uptime_s'])}, "
-        f"links {document['security']}",
+        f"{view}\ndaemon pid {document['pid']}, up {duration(document['uptime_s'])}, "
+        f"links {document['security']}\n",
         highlight=False,
-        soft_wrap=True,
     )
-    console.print(_regions(document["board"]))
-    console.print(_ranks(document["ranks"]))
+    console.print(_regions(document["board"]), "")
+    console.print(_ranks(document["ranks"]), "")
     if document["links"]:
-        console.print(_links(document["links"]))
-        if any(link.get("lanes") for link in document["links"].values()):
-            console.print(_lanes(document["links"]))
-        for peer, link in document["links"].items():
-            if link.get("reason"):
-                console.print(f"{peer}: {link['reason']}", markup=False, highlight=False)
-    console.print(_egress(document["egress"]), highlight=False, soft_wrap=True)
+        _show_links(document["links"], console)
+    console.print(_egress(document["egress"]), highlight=False)
     for rank, text in document.get("stacks", {}).items():
         console.print(f"\n[bold]rank {escape(rank)}[/]")
         console.print(text.rstrip(), markup=False, highlight=False, soft_wrap=True)
 
 
 def _table(*columns: str) -> Table:
+    """The last column takes what width there is and wraps; the others stay whole."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for column in columns[:-1]:
+        table.add_column(column, no_wrap=True)
+    table.add_column(columns[-1], overflow="fold")
     return table
 
 
@@ -113,7 +116,7 @@ def _regions(board: list[Mapping[str, Any]]) -> Table:
 
 
 def _ranks(ranks: list[Mapping[str, Any]]) -> Table:
-    table = _table("rank", "pid", "step", "loss", "now", "since")
+    table = _table("rank", "pid", "step", "loss", "since", "now")
     for rank in ranks:
         step, loss = rank["step"], (rank.get("report") or {}).get("loss")
         table.add_row(
@@ -121,12 +124,32 @@ def _ranks(ranks: list[Mapping[str, Any]]) -> Table:
             str(rank["pid"]),
             "-" if step is None else str(step),
             f"{loss:.4f}" if isinstance(loss, int | float) else "-",
-            escape(rank["action"]) if rank["state"] != "left" else "left",
             duration(rank["action_age_s"]),
+            escape(rank["action"]) if rank["state"] != "left" else "left",
         )
     if not ranks:
         table.add_row("none attached", "", "", "", "", "")
     return table
+
+
+def _show_links(links: Mapping[str, Mapping[str, Any]], console: Console) -> None:
+    """Tables where they fit, else a few lines for each link and each of its lanes."""
+    tables = [_links(links)]
+    if any(link.get("lanes") for link in links.values()):
+        tables.append(_lanes(links))
+    # As if there were room: within its own width a table always "fits", with words cut off.
+    room = console.options.update_width(_UNBOUNDED)
+    fits = max(Measurement.get(console, room, table).maximum for table in tables) <= console.width
+    if fits:
+        console.print(*tables)
+    for peer, link in links.items():
+        if not fits:
+            lines = [_link(peer, link), *_lane_lines(link)]
+            console.print("\n".join(lines), markup=False, highlight=False)
+        for text in (link.get("reason"), _congestion(link)):
+            if text:
+                console.print(f"{peer}: {text}", markup=False, highlight=False)
+    console.print()
 
 
 def _links(links: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -151,21 +174,51 @@ def _lanes(links: Mapping[str, Mapping[str, Any]]) -> Table:
     for peer, link in links.items():
         lanes = link.get("lanes") or []
         for lane in lanes[:SHOWN_LANES]:
-            rate, rtt_s = lane["rate_bytes_per_s"], lane["rtt_s"]
-            table.add_row(
-                escape(peer),
-                str(lane["lane"]),
-                "-" if rtt_s is None else f"{rtt_s * 1e3:.1f} ms",
-                bit_rate(rate["send"]),
-                bit_rate(rate["receive"]),
-                size(lane["bytes_sent"]),
-                size(lane["retransmitted_bytes"]),
-                size(lane["bytes_received"]),
-            )
+            table.add_row(escape(peer), str(lane["lane"]), *_cells(lane))
         if len(lanes) > SHOWN_LANES:
-            more = f"and {len(lanes) - SHOWN_LANES} more"
-            table.add_row(escape(peer), more, "", "", "", "", "", "")
+            table.add_row(escape(peer), _more(lanes), "", "", "", "", "", "")
     return table
+
+
+def _lane_lines(link: Mapping[str, Any]) -> Iterator[str]:
+    lanes = link.get("lanes") or []
+    for lane in lanes[:SHOWN_LANES]:
+        rtt, out, incoming, sent, again, received = _cells(lane)
+        yield f"  lane {lane['lane']}: RTT {rtt}, out {out}, in {incoming}"
+        yield f"    {sent} sent, {again} of it again, {received} received"
+    if len(lanes) > SHOWN_LANES:
+        yield f"  {_more(lanes)}"
+
+
+def _cells(lane: Mapping[str, Any]) -> tuple[str, ...]:
+    rtt_s, rate = lane["rtt_s"], lane["rate_bytes_per_s"]
+    return (
+        "-" if rtt_s is None else f"{rtt_s * 1e3:.1f} ms",
+        *("-" if rate[way] is None else bit_rate(rate[way]) for way in ("send", "receive")),
+        size(lane["bytes_sent"]),
+        size(lane["retransmitted_bytes"]),
+        size(lane["bytes_received"]),
+    )
+
+
+def _more(lanes: Sequence[object]) -> str:
+    return f"and {len(lanes) - SHOWN_LANES} more"
+
+
+def _congestion(link: Mapping[str, Any]) -> str:
+    refused = link.get("congestion_refused")
+    return f"{refused}; it runs {link.get('congestion')}" if refused else ""
+
+
+def _link(peer: str, link: Mapping[str, Any]) -> str:
+    rate = link.get("rate_bytes_per_s") or {}
+    return (
+        f"link to {peer}: {link['state']} for {duration(link.get('since_s'))}\n"
+        f"  RTT min/p50/p99  {round_trip(link.get('rtt_s') or {})}\n"
+        f"  out              {bit_rate(rate.get('send'))}, {size(link.get('bytes_sent'))} sent\n"
+        f"  in               {bit_rate(rate.get('receive'))}, "
+        f"{size(link.get('bytes_received'))} received"
+    )
 
 
 def _egress(egress: Mapping[str, Any]) -> str:
@@ -197,13 +250,13 @@ def round_trip(rtt_s: Mapping[str, float | None]) -> str:
     """Such as "100.2/100.9/104.0 ms"."""
     values = [rtt_s.get(name) for name in ("min", "p50", "p99")]
     if all(value is None for value in values):
-        return "-"
+        return "not known yet"
     return "/".join("-" if value is None else f"{value * 1e3:.1f}" for value in values) + " ms"
 
 
 def bit_rate(bytes_per_s: float | None) -> str:
     """In Mbit/s, as links are sold."""
-    return "-" if bytes_per_s is None else f"{bytes_per_s * 8e-6:.1f} Mbit/s"
+    return "not known yet" if bytes_per_s is None else f"{bytes_per_s * 8e-6:.1f} Mbit/s"
 
 
 def size(num_bytes: float | None) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 import socket
 import time
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,7 @@ from geotrain.transport.attachment_server import AttachmentServer, Closed
 from geotrain.transport.maps import get_int, get_map, get_str
 from geotrain.transport.messages import Message
 from geotrain.transport.records import ATTACHMENT_PROTO, AttachRequest, get_counts, get_seconds
+from geotrain.transport.restoring import Restored, Restoring
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +42,12 @@ class RankEvents(Protocol):
     def on_attached(self, rank: "Rank") -> None:
         """Answers with `attached`."""
 
+    def on_returned(self, rank: "Rank", incarnation: int) -> str | None:
+        """A rank of a daemon before this one. Answers with `attached`, or says why not."""
+
+    def on_resumed(self, rank: "Rank", restored: Restored) -> None:
+        """It has told all that it kept."""
+
     def on_ready(self, identity: Mapping[str, Any]) -> None: ...
     def on_send(self, rank: "Rank", message: Message) -> None: ...
     def on_release(self, rank: "Rank", stream: int, view: int, seqs: list[int]) -> None: ...
@@ -60,6 +68,8 @@ class Rank:
     liveness: RankLiveness
     report: dict[str, Any] = field(default_factory=dict)
     state: str = "attached"
+    restoring: Restoring | None = None
+    """While it tells what it kept through the death of a daemon."""
     stacks: dict[int, asyncio.Future[str]] = field(default_factory=dict)
 
 
@@ -126,13 +136,24 @@ class Attachments:
         liveness = RankLiveness(silent_s=self._served.silent_s, now=time.monotonic())
         rank = Rank(server=server, request=request, liveness=liveness)
         # It joins `ranks` only afterwards: nothing may reach it ahead of `attached`.
-        self._events.on_attached(rank)
+        if request.resumes:
+            reason = self._events.on_returned(rank, request.resumes)
+            if reason is not None:
+                logger.warning("! refused a rank (pid %d): %s", server.pid, reason)
+                return reason
+            rank.restoring = Restoring(self._served.region, request.resumes)
+        else:
+            self._events.on_attached(rank)
         self.ranks[request.rank] = rank
-        logger.info("= rank %d attached (pid %d)", request.rank, server.pid)
+        how = "attached" if rank.restoring is None else "attached again"
+        logger.info("= rank %d %s (pid %d)", request.rank, how, server.pid)
         return None
 
     def on_record(self, server: AttachmentServer, record: dict[str, Any]) -> None:
         rank = self._rank_of(server)
+        if rank.restoring is not None:
+            self._restore(rank, rank.restoring, record)
+            return
         match record["type"]:
             case "send":
                 message = Message.from_map(get_map(record, "message") or {}, with_start=True)
@@ -163,6 +184,13 @@ class Attachments:
                 self._on_stacks(rank, record)
             case other:
                 raise ValueError(f"a record of type {other[:32]!r}")
+
+    def _restore(self, rank: Rank, restoring: Restoring, record: dict[str, Any]) -> None:
+        restored = restoring.take(record)
+        if restored is not None:
+            rank.restoring = None
+            rank.state = restored.own.state
+            self._events.on_resumed(rank, restored)
 
     def on_closed(self, server: AttachmentServer, closed: Closed) -> None:
         rank = self._rank_of(server)
@@ -199,10 +227,13 @@ class Attachments:
         if closed.garbled:
             detail = f"rank {number} (pid {pid}): {closed.reason}; it runs other code than ours?"
         else:
+            status = None
+            if rank.state not in ("left", "failed"):  # those have said why, and may live on
+                status = rank.server.exit_status()
             age_s = rank.liveness.action_age_s(time.monotonic())
             detail = (
-                f"rank {number} (pid {pid}) ended without a word ({closed.reason}; exit status "
-                f"unknown); last seen in {rank.liveness.action!r} for {age_s:.1f} s"
+                f"rank {number} (pid {pid}) {ended_how(status, closed.reason)}; "
+                f"last seen in {rank.liveness.action!r} for {age_s:.1f} s"
             )
         return RegionError(region=self._served.region, kind="lost", detail=detail)
 
@@ -234,6 +265,32 @@ def refusal(served: Served, request: AttachRequest) -> str | None:
     if set(request.rings) != wanted:
         return f"the arena has rings {_names(request.rings)}, this place needs {_names(wanted)}"
     return None
+
+
+_HINTS = {
+    signal.SIGKILL: "out of memory? the kernel's log tells",
+    signal.SIGTERM: "its job was cancelled? to end in order, let a handler call request_stop()",
+    signal.SIGHUP: "its terminal was closed?",
+}
+
+
+def ended_how(status: int | None, seen: str) -> str:
+    """How a rank ended that did not say why.
+
+    Args:
+        status: Its exit status, -n for signal n; None where it is not known.
+        seen: What was noticed of it.
+    """
+    if status is None:
+        return f"ended without saying why ({seen}); whoever started it has its exit status"
+    if status >= 0:
+        return f"ended with exit status {status} without leaving the run (os._exit, or a library)"
+    try:
+        number = signal.Signals(-status)
+    except ValueError:  # a real-time signal has no name
+        return f"was ended by signal {-status}"
+    hint = _HINTS.get(number)
+    return f"was ended by {number.name}" + (f" ({hint})" if hint else "")
 
 
 def _names(keys: Iterable[tuple[int, str]]) -> str:

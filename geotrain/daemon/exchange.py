@@ -5,6 +5,7 @@ peer's rank has released it, and what comes in is received into the rank's arena
 """
 
 import logging
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -14,6 +15,9 @@ from geotrain.daemon.routing import Board, Route, View, next_view
 from geotrain.errors import RegionError
 from geotrain.transport.arena import IN
 from geotrain.transport.messages import MAX_DETAIL_BYTES, Message, Presence, pack
+from geotrain.transport.receiving import ReceiveStream
+from geotrain.transport.restoring import Restored
+from geotrain.transport.sending import SendStream
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +28,9 @@ class ExchangeLink(Protocol):
     def publish(self, entry: Presence) -> None: ...
     def open_view(
         self, view: int, sends: Mapping[int, int], receives: Mapping[int, memoryview]
+    ) -> None: ...
+    def restore_view(
+        self, view: int, sends: Sequence[SendStream], receives: Sequence[ReceiveStream]
     ) -> None: ...
     def close_view(self) -> None: ...
     def offer(self, message: Message, payload: memoryview | None) -> None: ...
@@ -37,7 +44,7 @@ class Exchange:
         self.board = board
         self.view: View | None = None
         self.stop_reason: str | None = None
-        self.num_tokens = 0
+        self.num_tokens = 0.0
         """Targets of all steps that the rank reported."""
         self._links: dict[str, ExchangeLink] = {}
         self._routes = {regions[route.peer_index]: route for route in routes}
@@ -54,18 +61,38 @@ class Exchange:
     def on_attached(self, rank: Rank) -> None:
         self._rank = rank
         entry = self.board.attach(rank.server.in_capacities(), now_ms=time.time_ns() // 1_000_000)
-        regions = [one.region for one in self.board.entries]
-        rank.server.post(
-            {
-                "type": "attached",
-                "incarnation": entry.incarnation,
-                "region_index": regions.index(entry.region),
-                "num_regions": len(regions),
-            }
-        )
+        self._welcome(rank, entry.incarnation)
         self._tell_rank(self.board.entries)
         if self.stop_reason is not None:
             rank.server.post({"type": "stop", "reason": self.stop_reason})
+        self._publish([entry], to_rank=False)
+
+    def on_returned(self, rank: Rank, incarnation: int) -> str | None:
+        reason = self.board.why_not_returned(incarnation)
+        if reason is None:
+            self._welcome(rank, incarnation)
+        return reason
+
+    def on_resumed(self, rank: Rank, restored: Restored) -> None:
+        own = restored.own
+        if own.rings != rank.server.in_capacities():
+            raise ValueError("its arena is not the one that the other regions know of")
+        reason = self.board.why_not_returned(own.incarnation)
+        if reason is not None:
+            raise ValueError(reason)
+        self._rank = rank
+        entry = self.board.restore(own, restored.board)
+        view = View(tuple(one.incarnation for one in self.board.entries))
+        if restored.view == view.id:
+            # It formed under the earlier daemon, so it does not matter who is ready now.
+            self.view = view
+            self._is_open = True
+            logger.info("= view %016x goes on", view.id)
+            for peer, route in self._routes.items():
+                self._restore_link(rank, peer, route, restored)
+        self._tell_rank(self.board.entries)
+        if self.stop_reason is not None:
+            self._tell_stop(self.stop_reason)
         self._publish([entry], to_rank=False)
 
     def on_ready(self, identity: Mapping[str, Any]) -> None:
@@ -95,7 +122,8 @@ class Exchange:
 
     def on_report(self, report: Mapping[str, Any]) -> None:
         num_tokens = report.get("num_tokens")
-        if isinstance(num_tokens, int):
+        # A weight of targets, so a float; whatever a rank sends, the sum stays a number.
+        if isinstance(num_tokens, int | float) and 0 <= num_tokens < math.inf:
             self.num_tokens += num_tokens
 
     def on_failed(self, error: RegionError) -> None:
@@ -154,14 +182,65 @@ class Exchange:
         if self.stop_reason is None:
             self.stop_reason = reason
             logger.warning("= stopping at the next step border: %s", reason)
-            if self._rank is not None:
-                self._rank.server.post({"type": "stop", "reason": reason})
+            self._tell_stop(reason)
+
+    def give_up_earlier(self) -> None:
+        """The rank that an earlier daemon had did not come: the others wait in vain."""
+        earlier = self.board.earlier
+        if self.board.own.state == "absent" and earlier.state in ("attached", "ready"):
+            error = RegionError(
+                region=earlier.region,
+                kind="lost",
+                detail="its daemon was started again, but its training process did not come back",
+            )
+            self._publish([self.board.give_up(error.to_record())])
 
     def allow(self) -> None:
-        """The reason to stop is over (a new day)."""
-        self.stop_reason = None
+        """The reason to stop is over (a new day); a rank that has not stopped yet goes on."""
+        if self.stop_reason is not None:
+            self.stop_reason = None
+            logger.info("= the reason to stop is over")
+            self._tell_stop("")
 
     # Inside.
+
+    def _tell_stop(self, reason: str) -> None:
+        """Tell our rank why to stop; empty: for no reason any more."""
+        if self._rank is not None:
+            self._rank.server.post({"type": "stop", "reason": reason})
+
+    def _welcome(self, rank: Rank, incarnation: int) -> None:
+        regions = [one.region for one in self.board.entries]
+        rank.server.post(
+            {
+                "type": "attached",
+                "incarnation": incarnation,
+                "region_index": regions.index(self.board.own.region),
+                "num_regions": len(regions),
+            }
+        )
+
+    def _restore_link(self, rank: Rank, peer: str, route: Route, restored: Restored) -> None:
+        if route.sends not in restored.sends or route.receives not in restored.receives:
+            raise ValueError(f"it kept nothing of its streams with region {peer}")
+        ring = rank.server.ring(route.receives, IN)
+        assert ring is not None, "checked when the rank attached"
+
+        def payload(message: Message) -> memoryview | None:
+            if not message.payload_bytes:
+                return None
+            return rank.server.slot(route.sends, message.start, message.payload_bytes)
+
+        sends = SendStream.restored(
+            stream=route.sends,
+            view=restored.view,
+            past=restored.sends[route.sends],
+            payload=payload,
+        )
+        receives = ReceiveStream.restored(
+            stream=route.receives, memory=ring, past=restored.receives[route.receives]
+        )
+        self._links[peer].restore_view(restored.view, [sends], [receives])
 
     def _publish(self, changed: list[Presence], *, to_rank: bool = True) -> None:
         """Our rank hears of a change first: of a view before any message of it."""

@@ -27,6 +27,7 @@ from geotrain.daemon.status import StatusPage, os_reason
 from geotrain.daemon.watch import TICK_S, Watch
 from geotrain.errors import GeotrainError
 from geotrain.observability.metrics import LAG_INTERVAL_S, LoopLag
+from geotrain.transport.congestion import probe
 from geotrain.transport.hello import Hello
 from geotrain.transport.http import LinkServer
 from geotrain.transport.link import Link, LinkSettings
@@ -62,7 +63,7 @@ class Daemon:
         self._place = place
         self._started_at = time.monotonic()
         self._lag = LoopLag()
-        self._board = Board(names, config.site.name, now_ms=time.time_ns() // 1_000_000)
+        self._board = Board(names, config.site.name)
         self._exchange = Exchange(self._board, names, own_routes)
         served = Served(
             region=config.site.name,
@@ -77,13 +78,14 @@ class Daemon:
             config.site.limits.egress_usd_per_day,
         )
         self._links = self._make_links()
-        self._link_server = LinkServer()
+        self._link_server = LinkServer(congestion=config.site.link.congestion)
         self._watch = Watch(
             exchange=self._exchange,
             attachments=self._attachments,
             links=self._links,
             egress=self._egress,
-            wait_s=config.site.liveness.wait_s,
+            liveness=config.site.liveness,
+            now=time.monotonic(),
         )
         self._status = StatusPage(self.snapshot, self._attachments.stacks)
 
@@ -110,6 +112,9 @@ class Daemon:
 
     async def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         site = self._config.site
+        in_force = probe(site.link.congestion)
+        if in_force.refused:
+            logger.warning("! site.link: %s; links run %s", in_force.refused, in_force.name)
         try:
             await self._link_server.start(*split_address(site.listen), self._links.get)
         except OSError as exc:
@@ -134,17 +139,21 @@ class Daemon:
         )
 
     async def _say_goodbye(self, reason: str) -> None:
+        name = self._config.site.name
+        # `geotrain run` ends its daemon so once the command is done.
+        is_done = self._board.own.state == "left"
+        why = "its training process is done" if is_done else f"ended by {reason}"
         self._exchange.fail(
             "daemon",
-            f"the daemon of region {self._config.site.name} was ended ({reason}); "
+            f"the daemon of region {name} was ended ({reason}); "
             "start it again, then the training process",
         )
-        text = f"region {self._config.site.name}'s daemon was ended ({reason})"
+        text = f"region {name}'s daemon ends: {why}"
         closing = [asyncio.ensure_future(link.close(text)) for link in self._links.values()]
         if closing:
             await asyncio.wait(closing, timeout=GOODBYE_TIMEOUT_S)
         self._attachments.close()
-        logger.info("x ended by %s", reason)
+        logger.info("= the daemon ends: %s", why)
 
     async def _tick(self) -> None:
         while True:
@@ -164,6 +173,7 @@ class Daemon:
             ping_interval_s=site.link.ping_interval_s,
             silent_s=site.liveness.silent_s,
             num_lanes=None if site.link.lanes == "auto" else site.link.lanes,
+            congestion=site.link.congestion,
         )
         coder = make_coder()
         boot = time.time_ns()

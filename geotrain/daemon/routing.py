@@ -76,15 +76,16 @@ def newer(a: Presence, b: Presence) -> Presence:
 class Board:
     """This daemon's copy of all entries, and the one that is its own."""
 
-    def __init__(self, regions: Sequence[str], own: str, *, now_ms: int) -> None:
+    def __init__(self, regions: Sequence[str], own: str) -> None:
         """
         Args:
             regions: Names in region order.
-            now_ms: Unix time; later than any incarnation that an earlier daemon gave out.
         """
+        # Our own entry says nothing before a rank attaches: one that an earlier daemon had may
+        # come back, and until then what the others know of it stays true.
         self._entries = {region: Presence(region=region) for region in regions}
         self._own = own
-        self._entries[own] = Presence(region=own, incarnation=now_ms)
+        self._earlier = self._entries[own]
 
     @property
     def entries(self) -> tuple[Presence, ...]:
@@ -94,14 +95,19 @@ class Board:
     def own(self) -> Presence:
         return self._entries[self._own]
 
+    @property
+    def earlier(self) -> Presence:
+        """The newest entry of this region by an earlier daemon, as peers know it."""
+        return self._earlier
+
     def entry(self, region: str) -> Presence:
         return self._entries[region]
 
     def merge(self, entries: Iterable[Presence]) -> list[Presence]:
         """Take in a peer's entries; returns those that changed, which others must hear of.
 
-        An entry of our own that is newer than ours is from another life of this daemon, whose clock
-        was ahead: ours moves past it. Regions that are not in the run are ignored.
+        An entry of our own that is newer than ours is by an earlier daemon of this region: ours
+        moves past it, once there is a rank. Regions that are not in the run are ignored.
         """
         changed: dict[str, Presence] = {}
         for entry in entries:
@@ -109,16 +115,47 @@ class Board:
             if mine is None or newer(mine, entry) == mine:
                 continue
             if entry.region == self._own:
-                entry = replace(mine, incarnation=entry.incarnation + 1, revision=0)
+                self._earlier = newer(self._earlier, entry)
+                if mine.state == "absent":
+                    continue
+                if entry.incarnation == mine.incarnation:
+                    entry = replace(mine, revision=entry.revision + 1)
+                else:
+                    entry = replace(mine, incarnation=entry.incarnation + 1, revision=0)
             self._entries[entry.region] = entry
             changed[entry.region] = entry
         return list(changed.values())
 
     def attach(self, rings: Mapping[int, int], *, now_ms: int) -> Presence:
         """A rank attached: a new incarnation, which ends every older view."""
-        incarnation = max(self.own.incarnation + 1, now_ms)
+        incarnation = max(self.own.incarnation + 1, self._earlier.incarnation + 1, now_ms)
         entry = Presence(
             region=self._own, incarnation=incarnation, state="attached", rings=dict(rings)
+        )
+        self._entries[self._own] = entry
+        return entry
+
+    def why_not_returned(self, incarnation: int) -> str | None:
+        """Why a rank that an earlier daemon knew cannot go on here; None if it can."""
+        newest = max(self.own.incarnation, self._earlier.incarnation)
+        if self.own.state != "absent" or newest > incarnation:
+            return "another process has taken this place meanwhile, or it was given up"
+        return None
+
+    def restore(self, own: Presence, others: Iterable[Presence]) -> Presence:
+        """A rank that an earlier daemon knew has told what it kept. Returns our entry."""
+        self.merge(entry for entry in others if entry.region != self._own)
+        revision = own.revision
+        if self._earlier.incarnation == own.incarnation:
+            revision = max(revision, self._earlier.revision)
+        entry = replace(own, revision=revision + 1)
+        self._entries[self._own] = entry
+        return entry
+
+    def give_up(self, error: Mapping[str, Any]) -> Presence:
+        """The rank that an earlier daemon had is gone: say so in its entry."""
+        entry = replace(
+            self._earlier, revision=self._earlier.revision + 1, state="failed", error=dict(error)
         )
         self._entries[self._own] = entry
         return entry

@@ -6,6 +6,7 @@ Decides with what it is given; the loop in main.py has the clock.
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from geotrain.config import LivenessConfig
 from geotrain.daemon.attachments import Attachments
 from geotrain.daemon.egress import EgressMeter
 from geotrain.daemon.exchange import Exchange
@@ -27,15 +28,18 @@ class Watch:
         attachments: Attachments,
         links: Mapping[str, WatchedLink],
         egress: EgressMeter,
-        wait_s: float,
+        liveness: LivenessConfig,
+        now: float,
     ) -> None:
         self._exchange = exchange
         self._attachments = attachments
         self._links = links
         self._egress = egress
-        self._wait_s = wait_s
+        self._wait_s = liveness.wait_s
+        self._give_up_at = now + liveness.silent_s
+        """A rank that an earlier daemon had looks for us all the time, so by then it has come."""
         self._down_since: dict[str, float] = {}
-        self._counted_tokens = 0
+        self._counted_tokens = 0.0
 
     def tick(self, *, now: float, day: str) -> None:
         """
@@ -46,6 +50,8 @@ class Watch:
         stats = {peer: link.stats() for peer, link in self._links.items()}
         for rank in self._attachments.ranks.values():
             self._exchange.note(rank.liveness.note(now))
+        if now >= self._give_up_at:
+            self._exchange.give_up_earlier()
         self._watch_links(stats, now)
         self._count_egress(stats, now, day)
         self._tell_ranks(stats)

@@ -91,13 +91,49 @@ def test_exit_status_is_the_commands(start):
 
 def test_death_by_a_signal_is_told_as_a_shell_does(start):
     command = python("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    assert start(*command).finish()[0] == 128 + signal.SIGKILL
+    status, _, err = start(*command).finish()
+    assert status == 128 + signal.SIGKILL
+    assert err.startswith("geotrain run: ") and err.endswith(" was ended by SIGKILL\n")
 
 
 def test_both_find_the_config_in_the_environment(start, tmp_path):
     show = 'import os; print(os.environ["GEOTRAIN_CONFIG"], flush=True)\n'
     _, out, _ = start(*python(show), daemon=show + textwrap.dedent(DAEMON)).finish()
     assert str(tmp_path / "site.toml") in out.splitlines()
+
+
+ONCE = """
+    import os, signal, sys
+    from pathlib import Path
+    mark = Path(os.environ["GEOTRAIN_CONFIG"]).with_name("killed")
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_daemon_that_is_killed_is_started_again_and_the_command_goes_on(start, tmp_path):
+    go_on = tmp_path / "go on"
+    command = f"""
+        import pathlib, time
+        while not pathlib.Path({str(go_on)!r}).exists():
+            time.sleep(0.01)
+        print("command: done", flush=True)
+    """
+    driver = start(*python(command), daemon=ONCE + DAEMON)
+    driver.read_until("daemon: ready")
+    go_on.touch()
+    status, out, err = driver.finish()
+    assert (status, out) == (0, "command: done\ndaemon: ended\n")
+    assert "the daemon was ended by SIGKILL; starting it again" in err
+
+
+def test_a_daemon_that_is_killed_again_and_again_takes_the_command_along(start):
+    daemon = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    status, _, err = start(*python("import signal; signal.pause()"), daemon=daemon).finish()
+    assert status == 1
+    assert err.count("starting it again") == 5
+    assert "the daemon ended first (exit status 137), so the command was ended" in err
 
 
 def test_a_daemon_that_ends_first_takes_the_command_along(start):
@@ -204,4 +240,7 @@ def test_real_daemon_serves_the_command_and_leaves_no_file(tmp_path):
     )
     assert process.returncode == 9, process.stderr
     assert "listens on 127.0.0.1:" in process.stderr
+    # The end that is meant to come does not read like a failure.
+    assert process.stderr.endswith("= the daemon ends: its training process is done\n")
+    assert "SIGTERM" not in process.stderr
     assert not list(tmp_path.glob("rank.sock*"))

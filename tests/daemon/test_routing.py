@@ -23,7 +23,7 @@ messages = st.lists(st.lists(entries, max_size=3), max_size=4)
 
 
 def make_board(own: str = "a") -> Board:
-    return Board(REGIONS, own, now_ms=0)
+    return Board(REGIONS, own)
 
 
 def entries_of(*states: str, incarnations: tuple[int, ...] = (5, 6, 7)) -> list[Presence]:
@@ -116,7 +116,7 @@ def test_a_region_that_is_not_in_the_run_is_ignored() -> None:
 def test_boards_along_a_line_end_equal_whatever_happened_when(
     schedule: list[tuple[int, str]],
 ) -> None:
-    boards = [Board(REGIONS, name, now_ms=0) for name in REGIONS]
+    boards = [Board(REGIONS, name) for name in REGIONS]
     for index, action in schedule:
         board = boards[index]
         if action == "gossip":
@@ -136,7 +136,7 @@ def test_boards_along_a_line_end_equal_whatever_happened_when(
 
 
 def test_every_attach_gets_a_greater_incarnation_even_when_the_clock_went_back() -> None:
-    board = Board(REGIONS, "a", now_ms=1000)
+    board = Board(REGIONS, "a")
     given = [board.attach({}, now_ms=now_ms).incarnation for now_ms in (2000, 2000, 500)]
     assert given == [2000, 2001, 2002]
     board.merge([Presence(region="a", incarnation=9000, state="ready")])

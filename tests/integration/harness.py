@@ -108,6 +108,7 @@ class Regions:
         self.daemons: dict[str, Process] = {}
         self.ranks: dict[str, Process] = {}
         self.ports: dict[str, dict[str, Any]] = {}
+        self.num_killed: dict[str, int] = {}
 
     def __enter__(self) -> "Regions":
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -193,6 +194,15 @@ class Regions:
             except (FileNotFoundError, json.JSONDecodeError):
                 time.sleep(0.01)
         raise AssertionError(f"{daemon.name} does not listen:\n{daemon.tail()}")
+
+    def kill_daemon(self, name: str) -> None:
+        """SIGKILL; the next `start_daemon` listens where this one did."""
+        self.daemons[name].popen.kill()
+        self.daemons[name].stop()
+        self.num_killed[name] = self.num_killed.get(name, 0) + 1
+        file, address = self.config(name), self.ports[name]["listen"]
+        text = file.read_text().replace('listen = "127.0.0.1:0"', f'listen = "{address}"')
+        file.write_text(text)
 
     def start_rank(
         self, name: str, script: Path, *args: str, env: Mapping[str, str] | None = None

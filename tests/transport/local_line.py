@@ -104,7 +104,7 @@ class LocalLine:
 
     def _add_region(self, index: int) -> None:
         own = routes(index, len(self.names))
-        board = Board(self.names, self.names[index], now_ms=1)
+        board = Board(self.names, self.names[index])
         exchange = Exchange(board, self.names, own)
         served = Served(
             region=self.names[index], run_hash="hash", version="1.0", routes=own, silent_s=10.0
@@ -163,6 +163,14 @@ class LocalLine:
         self._loop.call_soon_threadsafe(resume.wait, TIMEOUT_S)
         return resume
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        resume = self.pause()
+        try:
+            yield
+        finally:
+            resume.set()
+
     def close_daemon(self, index: int) -> None:
         self.call(self.attachments[index].close)
 
@@ -194,7 +202,9 @@ def open_views(*attachments: Attachment) -> int:
         attachment.ready({})
     view = 0
     for attachment in attachments:
-        assert attachment.wait(lambda a=attachment: all_ready(a), timeout_s=TIMEOUT_S)
+        assert attachment.wait(lambda a=attachment: all_ready(a), timeout_s=TIMEOUT_S), (
+            attachment.board()
+        )
         board = attachment.board()
         view = view_id([entry.incarnation for entry in board.values()])
         rings = {stream: size for entry in board.values() for stream, size in entry.rings.items()}

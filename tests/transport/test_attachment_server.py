@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geotrain.transport.arena import IN, OUT, PAGE_BYTES, Arena
-from geotrain.transport.records import AttachRequest, RecordReader, encode_record
+from geotrain.transport.records import ATTACHMENT_PROTO, AttachRequest, RecordReader, encode_record
 from tests.transport.local_line import TIMEOUT_S, LocalLine, local_line, wait_for_state
 
 FORWARD, BACKWARD = 0, 1
@@ -43,7 +43,7 @@ def read_to_end(sock: socket.socket) -> list[dict[str, Any]]:
 def attach_request(**changes: Any) -> AttachRequest:
     rings = {(BACKWARD, IN): (0, PAGE_BYTES), (FORWARD, OUT): (PAGE_BYTES, PAGE_BYTES)}
     fields: dict[str, Any] = {
-        "proto": 1,
+        "proto": ATTACHMENT_PROTO,
         "version": "1.0",
         "run_hash": "hash",
         "region": "a",

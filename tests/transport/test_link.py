@@ -184,6 +184,7 @@ async def test_hinted_ranges_travel_coded():
         await a.until(lambda: a.acked == [0])
         assert b.delivered == [payload]
         assert a.link.stats()["bytes_sent"] < 1_700_000
+        assert a.link.stats()["payload_bytes_sent"] == len(payload)
 
 
 async def _reach(site: Site, num_bytes: int) -> None:
@@ -598,3 +599,36 @@ def test_state_before_the_first_lane(url):
     assert (stats["state"], stats["reason"]) == (
         ("down", "waiting for region b to dial in") if url is None else ("connecting", "")
     )
+
+
+async def test_whoever_only_connects_gets_no_chunk_of_the_session():
+    """A second connection of the same name, in its handshake, beside the lane that carries bulk."""
+    async with in_memory() as (a, b, _):
+        a.open_view()
+        b.open_view()
+        await a.until(lambda: a.state == "connected")
+        stranger, far = carrier_pair(automatic=True)
+        heard: list[bytes] = []
+        stranger.start(_Heard(heard))
+        payloads = _payloads(2)
+        for payload in payloads:
+            a.offer(payload)
+        a.link.accept(far)
+        await a.until(lambda: len(a.acked) == 2)
+        assert b.delivered == payloads
+        assert heard == []
+
+
+class _Heard:
+    def __init__(self, heard: list[bytes]) -> None:
+        self._heard = heard
+        self._buffer = bytearray(65536)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return memoryview(self._buffer)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._heard.append(bytes(self._buffer[:nbytes]))
+
+    def connection_lost(self, reason: str) -> None:
+        pass
