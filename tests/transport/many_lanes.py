@@ -131,8 +131,8 @@ class LanesEnd(End):
 class Lanes:
     """Both ends, and what can happen to their lanes."""
 
-    def __init__(self, num_lanes: int = 2) -> None:
-        self.a, self.b = LanesEnd("a"), LanesEnd("b")
+    def __init__(self, num_lanes: int = 2, *, kind: type[LanesEnd] = LanesEnd) -> None:
+        self.a, self.b = kind("a"), kind("b")
         self.a.peer, self.b.peer = self.b, self.a
         self.ends = (self.a, self.b)
         self._count = 0
@@ -157,13 +157,18 @@ class Lanes:
 
     def cut_control(self) -> None:
         """The epoch ends: all lanes with it, before the next control lane opens."""
+        self.end_all()
+        connect(*self.ends)
+
+    def end_all(self, *, count_anew: bool = False) -> None:
+        """No lane is left; with `count_anew` the next dialler does not know how many there were."""
+        self._count *= not count_anew
         disconnect(*self.ends)
         for number in self.numbers:
             for end in self.ends:
                 end.drop_lane(number)
         for end in self.ends:
             end.outs.clear()
-        connect(*self.ends)
 
     def settle(self, *, release: bool = False) -> None:
         """Write, read and decode until nothing moves."""
