@@ -207,7 +207,8 @@ class Lane:
         while not self._blocked and room > 0:
             frame = self.protocol.next_control()
             if frame is None:
-                if self._feed.has_any and not self._takes_chunks(self):
+                is_control = self.protocol.state is State.OPEN
+                if is_control and self._feed.has_any and not self._takes_chunks(self):
                     # A MESSAGE among them brought chunks for the other lanes.
                     self._feed.on_ready()
                 return True

@@ -538,6 +538,29 @@ async def test_bulk_lane_that_goes_silent_is_given_up_and_its_chunks_go_over_the
         assert a.link.stats()["lanes_opened"] == 1 and a.link.stats()["bulk_lanes_opened"] == 3
 
 
+async def test_lane_that_takes_no_chunks_is_not_asked_over_and_over():
+    async with in_memory(num_lanes=2) as (a, b, _):
+        await _lanes_there(a, b, 2)
+        a.open_view()
+        b.open_view()
+        lanes = list(a.link.lanes.bulk.open.values())
+        for lane in lanes:
+            lane.protocol.retiring = True  # no lane takes what is offered now
+        a.offer(_payloads(1)[0])
+        async with asyncio.timeout(DEADLINE_S):
+            while not a.link.lanes.feed.has_any:
+                await asyncio.sleep(0)
+        turns_at_rest = 0
+        for _ in range(50):
+            await asyncio.sleep(0)
+            turns_at_rest += not any(lane._pump_scheduled for lane in lanes)
+        assert turns_at_rest > 0
+        for lane in lanes:
+            lane.protocol.retiring = False
+            lane.wake()
+        await a.until(lambda: a.acked == [0])
+
+
 async def test_failing_dials_are_reported_once_per_reason(caplog):
     caplog.set_level(logging.INFO, "geotrain")
     reasons = iter(["refused", "refused", "refused", "timed out"])
