@@ -334,7 +334,7 @@ class Lanes:
         elif lane.protocol.lane:
             self.bulk.closed(lane, reason, now=now)
         elif self.control is None and self.state.state != "refused" and TWO_LANES not in reason:
-            self.state.set("down", reason)
+            self.state.set("down", reason, as_asked=self._closing)
 
     def _on_finished(self, lane: Lane) -> None:
         self.all.discard(lane)
