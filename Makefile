@@ -17,9 +17,10 @@ help:
 
 $(STAMP): pyproject.toml deploy/constraints.txt
 	@test -n "$(PYTHON)" || { echo "geotrain needs Python 3.11 or later: make PYTHON=/path/to/python3" >&2; exit 1; }
-	@echo "installing torch and the rest into $(VENV): a minute or two" >&2
+	@echo "installing torch and the rest into $(VENV): one to five minutes, by your network" >&2
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c deploy/constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c deploy/constraints.txt \
+		--config-settings editable_mode=compat -e '.[test]'
 	@touch $@
 
 demo: $(STAMP)

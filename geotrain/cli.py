@@ -4,6 +4,7 @@ Imports are lazy, so that `geotrain daemon` never loads torch and `geotrain --he
 """
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -42,6 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output is gone, as in `geotrain status | head`; flushing what is left
         # at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"geotrain: cannot write the output: {error.strerror}", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
         return 130

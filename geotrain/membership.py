@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 _PROGRESS_INTERVAL_S = 10.0
 _LEAVE_TIMEOUT_S = 10.0
+_LEAVE_LOOK_S = 0.5
 
 
 class Membership:
@@ -288,11 +289,26 @@ class Membership:
         if self._view and not self._failed and self._trouble(()) is None:
             self.post_action("waiting for the neighbours to take the last messages")
             try:
-                self.attachment.wait(self._all_taken, timeout_s=_LEAVE_TIMEOUT_S)
+                self._await_taken()
             except AttachError as exc:
                 logger.info("= %s", exc)
         self.attachment.leave("the process is done")
         self.attachment.close()
+
+    def _await_taken(self) -> None:
+        """Wait until all is taken: shortly, but up to wait_s while the way there is cut."""
+        now = time.monotonic()
+        give_up, last = now + _LEAVE_TIMEOUT_S, now + self._config.site.liveness.wait_s
+        while not self.attachment.wait(self._all_taken, timeout_s=_LEAVE_LOOK_S):
+            now = time.monotonic()
+            why = self.explain([neighbour for _, neighbour in self._out_streams()])
+            if why:
+                give_up = now + _LEAVE_TIMEOUT_S
+            if now >= min(give_up, last):
+                logger.warning(
+                    "! left although the neighbours have not taken all%s", f": {why}" if why else ""
+                )
+                return
 
     def _all_taken(self) -> bool:
         board = self.attachment.board()

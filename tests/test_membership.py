@@ -146,3 +146,58 @@ def test_a_wait_can_be_explained(tmp_path):
         region="frankfurt", incarnation=2, state="ready", note="silent for 12 s"
     )
     assert member.explain(["frankfurt"]) == "region frankfurt: silent for 12 s"
+
+
+class Clock:
+    """Time passes only while somebody waits."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr("geotrain.membership.time.monotonic", lambda: self.now)
+
+
+class Slow(FakeAttachment):
+    """What it sent is never taken; `until` says when the way there is mended."""
+
+    unacknowledged = 1
+
+    def out(self, stream):
+        return self
+
+    def wait(self, ready, *, timeout_s):
+        self.clock.now += timeout_s
+        if self.clock.now >= self.until:
+            self.outage = ""
+            self.unacknowledged = 0 if self.is_taken_then else 1
+        return ready()
+
+    def leave(self, reason):
+        self.left_at = self.clock.now
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("outage", "until_s", "is_taken_then", "left_after_s"),
+    [
+        ("", 3.0, True, 3.0),
+        ("", 1e9, False, 10.0),
+        ("the daemon is gone", 14.0, True, 14.0),
+        ("the daemon is gone", 14.0, False, 23.5),
+        ("the daemon is gone", 1e9, False, 1800.0),
+    ],
+)
+def test_a_rank_that_leaves_waits_for_the_way_to_be_mended(
+    tmp_path, monkeypatch, outage, until_s, is_taken_then, left_after_s
+):
+    here, _ = membership(tmp_path)
+    ready = {name: Presence(region=name, state="ready") for name in ("virginia", "frankfurt")}
+    attachment = Slow(ready, outage=outage)
+    attachment.clock = Clock(monkeypatch)
+    attachment.until = attachment.clock.now + until_s
+    attachment.is_taken_then = is_taken_then
+    here.attachment, here._view = attachment, {"virginia": 0, "frankfurt": 0}
+    began = attachment.clock.now
+    here.leave()
+    assert attachment.left_at - began == left_after_s

@@ -60,8 +60,10 @@ def run(config: Config, command: Sequence[str], *, daemon_argv: Sequence[str] = 
     """
     events: _Events = queue.SimpleQueue()
     environment = {**os.environ, "GEOTRAIN_CONFIG": str(config.path)}
-    handlers = {number: signal.getsignal(number) for number in _FORWARDED}
-    for number in _FORWARDED:
+    # Under nohup it is ignored from the start and stays so: a closed terminal ends nothing.
+    spared = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+    handlers = {number: signal.getsignal(number) for number in _FORWARDED if number not in spared}
+    for number in handlers:
         signal.signal(number, lambda got, _frame: events.put(_Signalled(number=got)))
     tie = _parent_tie()
     children: dict[str, _Child] = {}

@@ -145,6 +145,25 @@ def test_a_daemon_that_ends_first_takes_the_command_along(start):
     )
 
 
+def test_under_nohup_a_closed_terminal_ends_nothing(start, tmp_path):
+    go_on = tmp_path / "go on"
+    command = f"""
+        import pathlib, time
+        print("command: ready", flush=True)
+        while not pathlib.Path({str(go_on)!r}).exists():
+            time.sleep(0.01)
+    """
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited, as nohup does it
+    try:
+        driver = start(*python(command))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    driver.read_until("command: ready")
+    driver.process.send_signal(signal.SIGHUP)
+    go_on.touch()
+    assert driver.finish()[0] == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_reach_the_command_which_ends_in_its_own_way(start, number):
     driver = start(

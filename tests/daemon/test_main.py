@@ -11,6 +11,7 @@ import subprocess
 import sys
 import urllib.error
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,25 @@ def test_a_killed_daemon_can_be_started_again(patient: Daemons) -> None:
         open_views(again, b)
         exchange(again, b)
     b.close()
+
+
+def test_a_daemon_killed_while_a_rank_attaches_costs_time_only(patient: Daemons) -> None:
+    patient.stop("a", signal.SIGKILL)
+    path = patient.socket_path("a")
+    path.unlink()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        with ThreadPoolExecutor(1) as pool:
+            attaching = pool.submit(patient.attach, "a")
+            listener.settimeout(TIMEOUT_S)
+            listener.accept()[0].close()  # it dies before it answers
+            listener.close()
+            path.unlink()
+            path.with_name("a.sock.json").unlink()
+            patient.start("a")
+            with contextlib.closing(attaching.result(TIMEOUT_S)) as attachment:
+                assert attachment.region == "a"
 
 
 def test_a_link_that_stays_down_longer_than_wait_s_is_one_named_error(pair: Daemons) -> None:

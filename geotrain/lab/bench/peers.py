@@ -1,7 +1,6 @@
 """The same work on torch.distributed.pipelining over gloo, on the same emulated links."""
 
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ from geotrain.lab.bench.sites import (
     next_lines,
     stop,
 )
-from geotrain.lab.processes import Child
+from geotrain.lab.processes import Child, own_module
 
 _PORT = 29500
 _START_LIMIT_S = 120.0
@@ -109,7 +108,7 @@ def _in_short(error: BenchFailedError) -> str:
 async def _start_rank(
     sites: Sites, options: BenchOptions, rank: int, store: str, variants: Sequence[str]
 ) -> Child:
-    command = [sys.executable, "-m", "geotrain.lab.bench.torch_rank", options.work.to_json()]
+    command = own_module("geotrain.lab.bench.torch_rank", [options.work.to_json()])
     command += [str(rank), store, ",".join(variants)]
     return await sites.start(
         sites.names[rank],

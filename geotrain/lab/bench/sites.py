@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from geotrain.errors import GeotrainError
 from geotrain.lab.bench.options import SEED
-from geotrain.lab.processes import Child, start_child
+from geotrain.lab.processes import Child, ending_signals, start_child
 from geotrain.lab.settings import LinkSettings
 from geotrain.lab.wan import Kind, Wan, open_wan
 
@@ -98,7 +98,7 @@ def run_until_signal(measure: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, 
                 received.append(number)
                 task.cancel()
 
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in ending_signals():
             asyncio.get_running_loop().add_signal_handler(number, cancel, number)
         return await measure
 

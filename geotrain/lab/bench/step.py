@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import statistics
-import sys
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -29,7 +28,7 @@ from geotrain.lab.bench.sites import (
     stop,
 )
 from geotrain.lab.demo.options import ports_path
-from geotrain.lab.processes import Child
+from geotrain.lab.processes import Child, own_module
 from geotrain.lab.wan import Route
 
 _START_LIMIT_S = 120.0
@@ -104,7 +103,7 @@ async def _regions(
             )
             file = sites.folder / f"{name}.toml"
             file.write_text(toml, encoding="utf-8")
-            command = [sys.executable, "-m", "geotrain", "daemon", "--config", str(file)]
+            command = own_module("geotrain", ["daemon", "--config", str(file)])
             daemons.append(await sites.start(name, command, name=f"daemon of {name}"))
         for index, name in enumerate(sites.names):
             ranks.append(await _start_rank(sites, options, name, is_first=index == 0))
@@ -120,7 +119,7 @@ async def _regions(
 async def _start_rank(sites: Sites, options: BenchOptions, name: str, *, is_first: bool) -> Child:
     return await sites.start(
         name,
-        [sys.executable, "-m", "geotrain.lab.bench.rank", options.work.to_json()],
+        own_module("geotrain.lab.bench.rank", [options.work.to_json()]),
         name=f"training process of {name}",
         environment={"GEOTRAIN_CONFIG": str(sites.folder / f"{name}.toml")},
         pipe_stdout=is_first,

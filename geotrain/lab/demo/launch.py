@@ -11,7 +11,7 @@ from typing import Any
 
 from geotrain.errors import GeotrainError
 from geotrain.lab.demo.options import SEED, Options, ports_path, site_toml
-from geotrain.lab.processes import Child, start_child
+from geotrain.lab.processes import Child, own_module, start_child
 from geotrain.lab.wan import Route, Wan
 
 START_LIMIT_S = 30.0
@@ -49,16 +49,15 @@ class Launcher:
             self._config(name).write_text(text, encoding="utf-8")
 
     async def start_daemon(self, name: str) -> Child:
-        module = [sys.executable, "-m", "geotrain"]
         return await self._start_child(
-            [*module, "daemon", "--config", str(self._config(name))],
+            own_module("geotrain", ["daemon", "--config", str(self._config(name))]),
             site=name,
             name=f"daemon of {name}",
         )
 
     async def start_trainer(self, name: str) -> Child:
         options = self._options
-        command = [sys.executable, "-m", "geotrain.lab.demo.train"]
+        command = own_module("geotrain.lab.demo.train", [])
         command += ["--steps", str(options.steps), "--seed", str(SEED)]
         command += ["--batch", str(options.batch), "--layers", str(options.num_layers)]
         command += ["--json", *(["--save", str(self._saved(name))] if options.verify else [])]

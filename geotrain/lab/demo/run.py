@@ -30,7 +30,7 @@ from geotrain.lab.demo.options import SEED, Options, parse
 from geotrain.lab.demo.report import Report, rtt_of_links
 from geotrain.lab.demo.screen import LiveScreen, can_show
 from geotrain.lab.demo.state import RunState, StepLine
-from geotrain.lab.processes import Child
+from geotrain.lab.processes import Child, ending_signals
 from geotrain.lab.script import parse_script, read_script
 from geotrain.lab.wan import Route, Wan, open_wan
 
@@ -70,7 +70,7 @@ async def _main(options: Options, started_at: float) -> int:
             received.append(number)
             task.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ending_signals():
         asyncio.get_running_loop().add_signal_handler(number, stop, number)
     folder = Path(tempfile.mkdtemp(prefix="geotrain-demo-"))
     try:
