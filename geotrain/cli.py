@@ -76,7 +76,14 @@ def _parser() -> argparse.ArgumentParser:
     run = add("run", "Run the daemon and a training command together, with one exit status.")
     run.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD ...")
     status = add("status", "Show what this region's daemon sees: ranks, links, bytes, dollars.")
-    status.add_argument("--stacks", action="store_true", help="each rank's Python stack as well")
+    status.add_argument(
+        "--stacks",
+        nargs="?",
+        const="short",
+        choices=("short", "full"),
+        help="each rank's Python stack as well: your own files' frames and the last ones (short, "
+        "where no word is given), or all",
+    )
     status.add_argument("--json", action="store_true", help="the daemon's own JSON")
     commands.add_parser("demo", help="Train over emulated regions on this machine.")
     commands.add_parser("bench", help="Measure steps, or a link: geotrain bench --help.")

@@ -37,7 +37,12 @@ class Membership:
 
     @classmethod
     def join(cls, config: Config, *, timeout_s: float) -> "Membership":
-        """Attach to this region's daemon. Raises AttachError."""
+        """Attach to this region's daemon.
+
+        Raises:
+            AttachError: It cannot be reached, or refused this rank.
+            RegionError: A neighbour has refused this region already; the attachment is closed.
+        """
         index, last = config.index, config.run.num_regions - 1
         streams_in, streams_out = [], []
         if index > 0:
@@ -61,7 +66,14 @@ class Membership:
         )
         where = f"{config.site.name} ({index + 1} of {config.run.num_regions})"
         logger.info("= attached to the daemon of region %s", where)
-        return cls(config, attachment)
+        membership = cls(config, attachment)
+        try:
+            # Here rather than once the model is built, which may take long.
+            membership._check_refusals()
+        except RegionError:
+            attachment.close()
+            raise
+        return membership
 
     @property
     def stop_reason(self) -> str | None:

@@ -1,5 +1,6 @@
 """What a rank makes of the board and of its links, without a daemon."""
 
+import contextlib
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,6 +11,8 @@ from geotrain.errors import RegionError
 from geotrain.membership import Membership
 from geotrain.pipeline.segment import SegmentInfo
 from geotrain.transport.messages import Presence
+from tests.daemon.daemons import Daemons
+from tests.transport.local_line import TIMEOUT_S
 
 INFO = SegmentInfo(fingerprint="abc", parameter_index={}, layer_names=())
 CONFIG = """
@@ -76,6 +79,22 @@ def test_a_refused_link_ends_the_wait_at_once_with_the_reason(tmp_path):
         member.assemble(INFO)
     assert caught.value.kind == "mismatch"
     assert attachment.failed == [caught.value.to_record()]
+
+
+def test_a_link_that_is_refused_already_ends_attaching_and_leaves_the_place_free(tmp_path):
+    with contextlib.closing(Daemons(tmp_path, 2, site="arena_mib = 8")) as running:
+        other = running.config_path("b")
+        other.write_text(other.read_text().replace("global_batch = 8", "global_batch = 16"))
+        for name in running.names:
+            running.start(name)
+        for name, peer in (("a", "b"), ("b", "a")):
+            running.wait_for(name, lambda s, peer=peer: s["links"][peer]["state"] == "refused")
+            config = load_config(running.config_path(name))
+            for _ in range(2):
+                with pytest.raises(RegionError, match=r"run\.global_batch is ") as caught:
+                    Membership.join(config, timeout_s=TIMEOUT_S)
+                assert (caught.value.region, caught.value.kind) == (name, "mismatch")
+            running.wait_for(name, lambda s: s["state"] == "failed" and not s["ranks"])
 
 
 @pytest.mark.parametrize(

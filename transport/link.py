@@ -367,6 +367,12 @@ class Link:
         elif self._num_lanes == 0:
             logger.info("= link to %s: not there yet, trying again: %s", self.peer, reason)
         else:
-            level = logging.INFO if self._closing else logging.WARNING  # as asked, or not
+            expected = self._closing or self._peer_has_left()
+            level = logging.INFO if expected else logging.WARNING
             logger.log(level, "x link to %s: %s", self.peer, reason)
         self._on_state()
+
+    def _peer_has_left(self) -> bool:
+        """Whether its rank is done; nothing more is to come from there then."""
+        entries = (entry for entry in self._board() if entry.region == self.peer)
+        return any(entry.state == "left" for entry in entries)

@@ -34,6 +34,7 @@ def bench(folder, *options):
         timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stderr
+    assert "geotrain: step 1 of 3, " in done.stderr
     assert list(folder.iterdir()) == []
     return done.stdout
 

@@ -176,9 +176,8 @@ async def next_lines(
 
 
 def progress(text: str) -> None:
-    """To a person who waits; not into what programs read."""
-    if sys.stderr.isatty():
-        print(f"  {text}", file=sys.stderr, flush=True)
+    """To whoever waits; stdout has the result alone."""
+    print(f"  {text}", file=sys.stderr, flush=True)
 
 
 async def stop(children: Sequence[Child]) -> None:
