@@ -3,6 +3,7 @@
 Everything inherits the driver's stdout, so reading that to its end proves that no process is left.
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -69,6 +70,8 @@ def start(tmp_path) -> Iterator[object]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # Unbuffered, a line and its end are two writes, and two processes' lines would mix.
+            env={name: v for name, v in os.environ.items() if name != "PYTHONUNBUFFERED"},
         )
         processes.append(process)
         return Driver(process)
