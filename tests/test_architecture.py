@@ -47,10 +47,12 @@ PURE = {
     "geotrain.lab.bench.link_report",
     "geotrain.lab.demo.changes",
     "geotrain.lab.demo.comparison",
+    "geotrain.lab.demo.links",
     "geotrain.lab.demo.options",
     "geotrain.lab.demo.report",
     "geotrain.lab.demo.state",
     "geotrain.lab.demo.strips",
+    "geotrain.lab.demo.tables",
     "geotrain.lab.demo.view",
     "geotrain.lab.demo.words",
 }

@@ -117,8 +117,11 @@ class Demo:
         options, state = self._options, self._state
         try:
             wan = await self._open_lab()
-            _print(self._report.opening(f"{wan.kind}: {wan.reason}"))
+            state.emulator = f"{wan.kind}: {wan.reason}"
+            _print(self._report.opening())
             self._show()
+            if self._screen is None:
+                _print(self._report.starting())
             self._helpers.append(asyncio.create_task(self._tell()))
             launcher = await self._start(wan)
             await self._watch()
@@ -185,7 +188,10 @@ class Demo:
                 self._daemons.append(await launcher.start_daemon(name))
         for name in names:
             self._trainers.append(await launcher.start_trainer(name))
-        ports = [await launcher.ports_of(*pair) for pair in zip(self._daemons, names, strict=False)]
+        ports = []
+        for pair in zip(self._daemons, names, strict=False):
+            ports.append(await launcher.ports_of(*pair))
+            self._state.num_listening += 1
         if wan.kind == "relay":
             for route, of_target in zip(self._routes, ports[1:], strict=False):
                 wan.aim(route, int(of_target["listen"].rpartition(":")[2]))
