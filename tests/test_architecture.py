@@ -13,7 +13,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 PURE = {
     "geotrain.pipeline.schedule",
+    "geotrain.pipeline.trace",
+    "geotrain.pipeline.validate",
     "geotrain.pipeline.simulate",
+    "geotrain.pipeline.idle",
     "geotrain.pipeline.window",
     "geotrain.control.costs",
     "geotrain.control.planner",
@@ -54,6 +57,10 @@ LAYERS = (
     {"pipeline.step", "region", "membership", "daemon", "lab"},
     {"pipeline"},
     {"control"},
+    {
+        f"pipeline.{name}"
+        for name in ("schedule", "trace", "validate", "window", "simulate", "idle")
+    },
     {"transport", "compression", "state"},
     {"config"},
     {"errors", "observability", "version"},
