@@ -17,6 +17,7 @@ PURE = {
     "geotrain.pipeline.validate",
     "geotrain.pipeline.simulate",
     "geotrain.pipeline.idle",
+    "geotrain.pipeline.timeline",
     "geotrain.pipeline.window",
     "geotrain.control.costs",
     "geotrain.control.planner",
