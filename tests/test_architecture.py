@@ -19,6 +19,7 @@ PURE = {
     "geotrain.pipeline.idle",
     "geotrain.pipeline.timeline",
     "geotrain.pipeline.window",
+    "geotrain.control.figures",
     "geotrain.control.costs",
     "geotrain.control.planner",
     "geotrain.control.controller",
