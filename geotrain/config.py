@@ -71,10 +71,11 @@ class RegionSpec(_Table):
 class PlanConfig(_Table):
     microbatches: int = Field(default=8, ge=1, le=4096)
     """Into how many parts a global batch is cut; 8 keeps two to four regions busy."""
-    window: Annotated[Literal["classic"] | int | list[int], BeforeValidator(check_window)] = (
-        "classic"
-    )
-    """Microbatches in flight: "classic" (regions - index), one number, or one a region."""
+    window: Annotated[
+        Literal["auto", "classic"] | int | list[int], BeforeValidator(check_window)
+    ] = "classic"
+    """Microbatches in flight: "auto" (follows stages and links as they show themselves),
+    "classic" (regions - index), one number, or one a region."""
 
 
 class CompressionConfig(_Table):

@@ -229,7 +229,11 @@ def test_two_regions_cannot_share_a_name(tmp_path):
 def test_window_that_means_nothing_is_one_problem(tmp_path, window):
     found = problems(tmp_path, RUN + f"plan.window = {window}" + SITE)
     assert set(found) == {"run.plan.window"}
-    assert 'must be "classic"' in found["run.plan.window"].allowed
+    assert 'must be "auto", "classic"' in found["run.plan.window"].allowed
+
+
+def test_windows_may_follow_the_links(tmp_path):
+    assert load(tmp_path, RUN + 'plan.window = "auto"' + SITE).run.plan.window == "auto"
 
 
 def test_window_list_wants_one_entry_a_region(tmp_path):

@@ -75,8 +75,8 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
         "--window",
         type=_window,
         default="classic",
-        metavar="classic|N,N,..",
-        help="microbatches in flight in each region (default classic: as 1F1B)",
+        metavar="classic|auto|N,N,..",
+        help="microbatches in flight: as 1F1B (default), following the links, or these",
     )
     add(
         "--against",
@@ -109,7 +109,9 @@ def _numbers(text: str) -> list[float]:
     return [float(part) for part in text.split(",")]
 
 
-def _window(text: str) -> Literal["classic"] | tuple[int, ...]:
+def _window(text: str) -> Literal["auto", "classic"] | tuple[int, ...]:
+    if text == "auto":
+        return "auto"
     if text == "classic":
         return "classic"
     return tuple(int(part) for part in text.split(","))
@@ -121,8 +123,9 @@ def _spread(values: Sequence[float], count: int) -> list[float]:
 
 def _problems(given: argparse.Namespace) -> list[str]:
     regions = given.regions
-    whole = given.window == "classic" or all(1 <= n <= 1024 for n in given.window)
-    one_each = given.window == "classic" or len(given.window) == regions
+    named = given.window in ("auto", "classic")
+    whole = named or all(1 <= n <= 1024 for n in given.window)
+    one_each = named or len(given.window) == regions
     checks = {
         f"--regions must be from 2 to {_MAX_REGIONS}": 2 <= regions <= _MAX_REGIONS,
         "--microbatches must be from 1 to 1024": 1 <= given.microbatches <= 1024,

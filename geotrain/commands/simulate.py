@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from geotrain.config import Config
+from geotrain.control.costs import DirectionCosts, LinkCosts, StageCosts
 from geotrain.control.ideal import Costs, ideal_step_s, lower_bound_s
+from geotrain.control.planner import Limits, choose_plan
 from geotrain.errors import ConfigError
 from geotrain.pipeline.idle import CAUSES, idle_s
 from geotrain.pipeline.simulate import (
@@ -51,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help = f"{text}; one number or one for each (default {default})"
         add(flag, default=default, metavar="N[,N..]", help=help)
     add("--microbatches", type=int, metavar="N", help="default: run.plan.microbatches")
-    add("--window", metavar="W", help="classic, hide, or as run.plan.window (the default)")
+    add("--window", metavar="W", help="auto, classic, hide, or numbers (default: run.plan.window)")
     add("--trace", metavar="FILE", help="write the step for ui.perfetto.dev or chrome://tracing")
 
 
@@ -96,7 +98,10 @@ def ask(config: Config, options: argparse.Namespace) -> Question:
         transfer_s=[size * 1024 * 8 / (rate * 1e6) for size, rate in zip(kib, mbit, strict=True)],
     )
     window = _window(options.window, stages) if options.window is not None else plan.window
-    windows = hiding_windows(costs) if window == "hide" else window
+    if window == "hide":
+        windows: str | int | Sequence[int] = hiding_windows(costs)
+    else:
+        windows = planned_windows(costs) if window == "auto" else window
     return Question(
         names=names,
         costs=costs,
@@ -110,6 +115,21 @@ def hiding_windows(costs: Costs) -> tuple[int, ...]:
     delays_s = [sum(each) for each in zip(costs.latency_s, costs.transfer_s, strict=True)]
     # Stages that take no time would need windows without end.
     return windows_for_latency(delays_s, delays_s, slowest_s=max(costs.slowest_s, 1e-6))
+
+
+def planned_windows(costs: Costs) -> tuple[int, ...]:
+    """The windows that plan.window = "auto" would come to."""
+    stages = [
+        StageCosts(forward_s=(f,), backward_s=(b,))
+        for f, b in zip(costs.forward_s, costs.backward_s, strict=True)
+    ]
+    ways = [
+        DirectionCosts(latency_s=latency_s, transfer_s=transfer_s)
+        for latency_s, transfer_s in zip(costs.latency_s, costs.transfer_s, strict=True)
+    ]
+    links = [LinkCosts(forward=way, backward=way) for way in ways]
+    limits = Limits(num_microbatches=costs.num_microbatches, in_flight=[0] * len(stages))
+    return choose_plan(stages, links, limits)[0].windows
 
 
 def model_of(costs: Costs) -> PipelineModel:
@@ -180,7 +200,7 @@ def _numbers(flag: str, text: str, count: int, *, least: float) -> list[float]:
 
 
 def _window(text: str, num_stages: int) -> str | int | list[int]:
-    if text in ("classic", "hide"):
+    if text in ("auto", "classic", "hide"):
         return text
     try:
         windows = [int(part) for part in text.split(",")]
@@ -188,6 +208,6 @@ def _window(text: str, num_stages: int) -> str | int | list[int]:
         windows = []
     if not windows or min(windows) < 1 or len(windows) not in (1, num_stages):
         raise ConfigError(
-            f"--window must be classic, hide, one whole number or {num_stages} (got {text})"
+            f"--window must be auto, classic, hide, one whole number or {num_stages} (got {text})"
         )
     return windows[0] if len(windows) == 1 else windows

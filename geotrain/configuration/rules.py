@@ -62,9 +62,9 @@ def check_window(value: Any) -> Any:
     """Validate `plan.window` before pydantic's union would report each branch by itself."""
     windows = value if isinstance(value, list) else [value]
     whole = all(type(entry) is int and 1 <= entry <= MAX_WINDOW for entry in windows)
-    if value != "classic" and not (windows and whole):
+    if value not in ("auto", "classic") and not (windows and whole):
         allowed = (
-            f'must be "classic", a whole number from 1 to {MAX_WINDOW}, '
+            f'must be "auto", "classic", a whole number from 1 to {MAX_WINDOW}, '
             'or a list with one for each region; remove the key to use "classic"'
         )
         refuse([Finding(key="", value=value, allowed=allowed)])

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 MAX_ENTRIES = 64
 """Of each list: the microbatches that are reported. More would not change what is decided."""
+_MAX_RECORDS = 4
 RECORD = -1
 """Stands for a microbatch's number where a record was sent, which is next to nothing long."""
 
@@ -117,18 +118,27 @@ class Matches:
         trips = []
         for key in sorted(self._waiting.keys() & self._held.keys()):
             passage, held_us = self._waiting.pop(key), self._held.pop(key)
+            if passage.returned_us <= held_us:
+                continue  # a clock that was set, or a daemon that went and came back
             trips.append(
                 Trip(
                     step=passage.step,
                     microbatch=passage.microbatch,
                     sent_s=passage.sent_us / 1e6,
-                    way_s=max(0, passage.returned_us - held_us) / 1e6,
+                    way_s=(passage.returned_us - held_us) / 1e6,
                 )
             )
-        for left in (self._waiting, self._held):
-            for key in [key for key in left if key[0] < step - 1]:
-                left.pop(key)
+        _forget(self._waiting, step)
+        _forget(self._held, step)
         return trips
+
+
+def _forget(left: dict[tuple[int, int], Any], step: int) -> None:
+    records = [key for key in left if key[1] == RECORD]
+    old = [key for key in left if key[1] != RECORD and key[0] < step - 1]
+    # Records are numbered by another count than steps.
+    for key in (*old, *records[:-_MAX_RECORDS]):
+        left.pop(key)
 
 
 class Trip(NamedTuple):

@@ -110,6 +110,8 @@ class Context:
         self._posted = ""
         self.step: int | None = None
         """The step that the regions are at, from 1; None before the first."""
+        self.window = "classic" if place.window == "auto" else place.window
+        """What the next batch is announced with; in the first region only."""
 
     @property
     def edges(self) -> list[Edge]:

@@ -69,7 +69,7 @@ def open_batch(
         raise context.error("targets", str(exc)) from exc
     sizes = split_sizes(num_samples, place.num_microbatches) if num_targets else ()
     windows = resolve_windows(
-        place.window,
+        context.window,
         num_stages=len(place.region_names),
         num_microbatches=max(1, len(sizes)),
     )

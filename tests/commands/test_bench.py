@@ -22,6 +22,10 @@ def test_defaults():
     assert parse(["step"]) == BenchOptions(work=WORK)
 
 
+def test_windows_may_follow_the_links():
+    assert parse(["step", "--window", "auto"]) == BenchOptions(work=WORK, window="auto")
+
+
 def test_every_option():
     given = "--regions 3 --microbatches 8 --forward-ms 10,20,15 --backward-ms 20 --boundary-kib 64 "
     given += "--rtt-ms 50 --mbit 200 --loss 0.001 --jitter-ms 2 --steps 3 --window 7,4,1 "
@@ -70,7 +74,7 @@ def test_what_cannot_be_is_refused(given, message, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("window", ["classic", (9, 6, 1)])
+@pytest.mark.parametrize("window", ["auto", "classic", (9, 6, 1)])
 def test_the_files_are_valid_and_agree_on_the_run(tmp_path, window):
     work = Work(
         forward_s=[0.01] * 3,
@@ -89,7 +93,8 @@ def test_the_files_are_valid_and_agree_on_the_run(tmp_path, window):
         configs.append(load_config(file))
     assert len({config.run.hash for config in configs}) == 1
     assert [config.index for config in configs] == [0, 1, 2]
-    assert configs[0].run.plan.window == ([3, 2, 1] if window == "classic" else [8, 6, 1])
+    expected = {"auto": "auto", "classic": [3, 2, 1]}.get(window, [8, 6, 1])
+    assert configs[0].run.plan.window == expected
     assert configs[0].site.arena_mib > 8 * 8
 
 

@@ -57,6 +57,14 @@ def test_the_classic_window_is_the_files_and_names_its_cause(simulate):
     assert max(causes, key=causes.__getitem__) == "latency"
 
 
+def test_the_windows_that_a_run_would_come_to(simulate):
+    unequal = ("--forward-ms", "10,20", "--backward-ms", "20,40")
+    _, given, _ = simulate(*unequal, "--window", "auto")
+    _, found, _ = simulate(*unequal, config=RUN.replace("= 32", '= 32\nwindow = "auto"'))
+    assert given == found
+    assert "windows 2,1" not in found
+
+
 def test_numbers_may_differ_from_region_to_region(simulate):
     options = ("--forward-ms", "10,20", "--backward-ms", "20,40", "--microbatches", "4")
     status, out, _ = simulate(*options, "--window", "3,1")
@@ -90,9 +98,9 @@ def test_the_trace_is_what_perfetto_opens(simulate, tmp_path):
         (["--mbit", "nan"], "--mbit must be from 0.001 to 1e9"),
         (["--forward-ms", "fast"], "--forward-ms must be numbers such as"),
         (["--microbatches", "0"], "--microbatches must be from 1 to 4096 (got 0)"),
-        (["--window", "wide"], "--window must be classic, hide, one whole number or 2"),
-        (["--window", "1,2,3"], "--window must be classic, hide, one whole number or 2"),
-        (["--window", "0"], "--window must be classic"),
+        (["--window", "wide"], "--window must be auto, classic, hide, one whole number or 2"),
+        (["--window", "1,2,3"], "--window must be auto, classic, hide, one whole number or 2"),
+        (["--window", "0"], "--window must be auto"),
         (["--trace", "/nowhere/at/all.json"], "--trace /nowhere/at/all.json: No such file"),
     ],
 )
