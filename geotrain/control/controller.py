@@ -7,6 +7,7 @@ change needs figures that moved by more than their own noise, in two steps runni
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from geotrain.control.costs import (
     DirectionCosts,
@@ -16,7 +17,7 @@ from geotrain.control.costs import (
     pipeline_model,
     round_trip_s,
 )
-from geotrain.control.figures import Figures, Hold, Matches, Passage, Trip
+from geotrain.control.figures import RECORD, Figures, Hold, Matches, Passage, Trip
 from geotrain.control.planner import Bound, Limits, Plan, Trial, choose_plan
 
 CONFIRM_STEPS = 2
@@ -31,9 +32,14 @@ GAIN = 0.02
 """What new windows must save of a step, unless they are much narrower."""
 NARROWER = 0.75
 """Windows whose sum is below this share of the old ones' free memory that is worth a change."""
+_SETTLING_STEPS = 2
+"""From the start: the first plan rests on half a step in which everything warmed up."""
 _STAGE_STEPS = 3
 _FEW = 16
 """With fewer deliveries than this in a step, those of the step before count as well."""
+
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,15 +133,13 @@ class Controller:
         for recent, own in zip(self._stages, figures, strict=True):
             if not own.forward_us:
                 continue
-            if self._num_steps == 2:  # the first step warms up
+            forward_s, backward_s = _seconds(own.forward_us), _seconds(own.backward_us)
+            if self._num_steps == 1:
+                forward_s, backward_s = _warm(forward_s), _warm(backward_s)
+            elif self._num_steps == 2:
                 recent.clear()
-            recent.append(
-                StageCosts(
-                    forward_s=tuple(us / 1e6 for us in own.forward_us),
-                    # A region that trains nothing may have none.
-                    backward_s=tuple(us / 1e6 for us in own.backward_us) or (0.0,),
-                )
-            )
+            # A region that trains nothing may have no backwards.
+            recent.append(StageCosts(forward_s=forward_s, backward_s=backward_s or (0.0,)))
         for index, (down, up) in enumerate(self._ways):
             upper, lower = figures[index], figures[index + 1]
             down.take_in(step, upper.sent_down, lower.held_from_up, upper.slots_down)
@@ -154,7 +158,7 @@ class Controller:
     # ---- whether it matters
 
     def _is_due(self, step: int, seen: _Seen) -> bool:
-        if self._planned is None:
+        if self._planned is None or self._num_steps <= _SETTLING_STEPS:
             return True
         moved = _has_moved(self._planned, seen)
         self._moved_steps = self._moved_steps + 1 if moved else 0
@@ -162,18 +166,30 @@ class Controller:
         return self._moved_steps >= CONFIRM_STEPS and cooled
 
 
+def _seconds(times_us: Sequence[int]) -> tuple[float, ...]:
+    return tuple(us / 1e6 for us in times_us)
+
+
+def _warm(values: Sequence[_T]) -> tuple[_T, ...]:
+    """The later half: caches, allocators and congestion windows fill as the first step runs."""
+    return tuple(values[len(values) // 2 :])
+
+
 class _Way:
     """One direction of a boundary: the trips of the last steps."""
 
     def __init__(self) -> None:
         self._matches = Matches()
-        self._recent: deque[list[Trip]] = deque(maxlen=2)
+        self._recent: deque[Sequence[Trip]] = deque(maxlen=2)
         self._slots: int | None = None
 
     def take_in(
         self, step: int, passages: Sequence[Passage], holds: Sequence[Hold], slots: int
     ) -> None:
         trips = self._matches.add(passages, holds, step=step)
+        if trips and not self._recent:
+            records = [trip for trip in trips if trip.microbatch == RECORD]
+            trips = [*records, *_warm([trip for trip in trips if trip.microbatch != RECORD])]
         if trips:
             self._recent.append(trips)
         self._slots = slots or None

@@ -10,9 +10,12 @@ from geotrain.control.figures import MAX_ENTRIES, RECORD, Figures, Hold, Passage
 from geotrain.control.votes import Vote
 from geotrain.pipeline.context import Context
 from geotrain.pipeline.edge import Edge
+from geotrain.pipeline.memory import ActivationMeter, in_flight_limit, spare_bytes
 from geotrain.pipeline.opening import Opening
 from geotrain.pipeline.runtime import Account
 from geotrain.pipeline.schedule import Kind
+from geotrain.pipeline.stage import Stage
+from geotrain.pipeline.window import classic_windows
 from geotrain.transport.attachment_times import Hold as StreamHold
 from geotrain.transport.attachment_times import Passage as StreamPassage
 
@@ -27,16 +30,32 @@ _Entry = TypeVar("_Entry", bound=StreamPassage | StreamHold)
 class Following:
     """This region's part in it: every region measures, the first one decides."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, stage: Stage) -> None:
         self._context = context
+        self._meter: ActivationMeter | None = None
         self._controller: Controller | None = None
         self._is_on = context.place.window == "auto" and len(context.place.region_names) > 1
+        if self._is_on:
+            segment = context.parts.segment
+            self._meter = stage.meter = ActivationMeter(
+                [*segment.parameters(), *segment.buffers()], device=context.place.device
+            )
         if self._is_on and context.place.is_first:
             self._controller = Controller(context.place.region_names)
 
     def figures(self, account: Account) -> Figures | None:
         """What this region's vote says of the step just run."""
-        return measure(self._context, account, now=time.monotonic()) if self._is_on else None
+        if self._meter is None:
+            return None
+        limit = self._in_flight_limit(self._meter)
+        return measure(self._context, account, in_flight_limit=limit, now=time.monotonic())
+
+    def _in_flight_limit(self, meter: ActivationMeter) -> int:
+        """What this site's config and its memory allow; 0: neither says."""
+        place = self._context.place
+        classic = classic_windows(len(place.region_names))[place.index]
+        room = in_flight_limit(meter, spare_bytes=spare_bytes(place.device), least=classic)
+        return min([most for most in (place.in_flight_limit, room) if most], default=0)
 
     def on_votes(self, votes: Sequence[Vote], opening: Opening) -> None:
         """Choose the windows of the next step; it announces them, so that all have the same."""
@@ -54,7 +73,7 @@ class Following:
             logger.info("%s", change.text)
 
 
-def measure(context: Context, account: Account, *, now: float) -> Figures:
+def measure(context: Context, account: Account, *, in_flight_limit: int, now: float) -> Figures:
     """The figures of the step just run, and of what was acknowledged since the last ones.
 
     Args:
@@ -70,7 +89,7 @@ def measure(context: Context, account: Account, *, now: float) -> Figures:
         sent_up=sent_up,
         held_from_up=held_from_up,
         held_from_down=held_from_down,
-        in_flight_limit=context.place.in_flight_limit or 0,
+        in_flight_limit=in_flight_limit,
         slots_down=down.slots if down is not None else 0,
         slots_up=up.slots if up is not None else 0,
     )

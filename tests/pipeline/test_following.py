@@ -4,6 +4,8 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch import nn
 
 from geotrain.control.figures import MAX_ENTRIES, RECORD, Figures, Hold, Passage
 from geotrain.control.votes import Vote
@@ -16,6 +18,7 @@ from geotrain.transport.attachment_times import Passage as StreamPassage
 from tests.control.measured_line import figures_of
 from tests.pipeline.lines import equal_stages, line
 
+STAGE = SimpleNamespace(meter=None)
 MODEL = line(equal_stages(2, one_way_s=0.1))
 
 
@@ -35,7 +38,8 @@ def context(*, index: int = 0, window: object = "auto", names=("virginia", "fran
     place = SimpleNamespace(
         window=window, region_names=names, is_first=index == 0, in_flight_limit=6
     )
-    edges = {"upstream": None, "downstream": None} | parts
+    place.index, place.device = index, torch.device("cpu")
+    edges = {"upstream": None, "downstream": None, "segment": nn.Linear(2, 2)} | parts
     return SimpleNamespace(place=place, parts=SimpleNamespace(**edges), window="classic")
 
 
@@ -62,7 +66,7 @@ def votes(number: int, windows: tuple[int, ...]) -> list[Vote]:
 def test_the_first_region_announces_the_windows_that_hide_the_link(caplog):
     around = context()
     with caplog.at_level(logging.INFO):
-        Following(around).on_votes(votes(1, (2, 1)), opening(1, (2, 1)))
+        Following(around, STAGE).on_votes(votes(1, (2, 1)), opening(1, (2, 1)))
     assert around.window == (6, 1)
     assert [record.message for record in caplog.records] == [
         "step 1: window 2,1 -> 6,1: delivery to frankfurt 108 ms, predicted step 5.45 -> 2.2 s "
@@ -75,22 +79,35 @@ def test_the_first_region_announces_the_windows_that_hide_the_link(caplog):
     [context(index=1), context(window="classic"), context(window=(2, 1)), context(names=("a",))],
 )
 def test_the_others_and_fixed_windows_decide_nothing(around):
-    Following(around).on_votes(votes(1, (2, 1)), opening(1, (2, 1)))
+    Following(around, STAGE).on_votes(votes(1, (2, 1)), opening(1, (2, 1)))
     assert around.window == "classic"
 
 
 def test_votes_without_figures_decide_nothing():
     around = context()
     bare = [Vote(region=index, finite=True) for index in range(2)]
-    Following(around).on_votes(bare, opening(1, (2, 1)))
+    Following(around, STAGE).on_votes(bare, opening(1, (2, 1)))
     assert around.window == "classic"
 
 
 def test_only_where_windows_are_automatic_are_figures_sent():
-    assert Following(context(window="classic")).figures(account("0F0", "0B0")) is None
-    assert Following(context(index=1)).figures(account("1F0", "1B0")) == Figures(
+    assert Following(context(window="classic"), STAGE).figures(account("0F0", "0B0")) is None
+    assert Following(context(index=1), STAGE).figures(account("1F0", "1B0")) == Figures(
         forward_us=(500_000,), backward_us=(500_000,), in_flight_limit=6
     )
+
+
+def test_memory_bounds_what_is_in_flight_but_never_below_what_the_run_began_with():
+    around, stage = context(), SimpleNamespace(meter=None)
+    following = Following(around, stage)
+    stage.meter.most_bytes = 1 << 60
+    assert following.figures(account("0F0", "0B0")).in_flight_limit == 2
+    stage.meter.most_bytes = 1
+    assert following.figures(account("0F0", "0B0")).in_flight_limit == 6
+    around.place.in_flight_limit = None
+    assert following.figures(account("0F0", "0B0")).in_flight_limit > 1000
+    stage.meter.most_bytes = 0
+    assert following.figures(account("0F0", "0B0")).in_flight_limit == 0
 
 
 def test_figures_are_of_this_regions_two_edges():
@@ -104,7 +121,9 @@ def test_figures_are_of_this_regions_two_edges():
         [StreamHold("backward", 5, 0, 0.125), StreamHold("vote", 12, -1, 4.0)],
     )
     up = FakeEdge([StreamPassage("backward", 4, 7, 98.0, 98.5)], [StreamHold("begin", 12, -1, 3.0)])
-    figures = measure(context(upstream=up, downstream=down), account("1F0", "1B0"), now=100.0)
+    figures = measure(
+        context(upstream=up, downstream=down), account("1F0", "1B0"), in_flight_limit=6, now=100.0
+    )
     assert figures.sent_down == (
         Passage(12, RECORD, -1_000_000, 100_000),
         Passage(5, 0, -500_000, 250_000),
@@ -119,6 +138,6 @@ def test_a_report_has_its_limit_also_with_an_opening():
     passages = [StreamPassage("forward", 5, m, 0.0, 0.1) for m in range(200)]
     passages.append(StreamPassage("begin", 12, -1, 0.0, 0.1))
     edge = FakeEdge(passages, [])
-    figures = measure(context(downstream=edge), account(), now=1.0)
+    figures = measure(context(downstream=edge), account(), in_flight_limit=0, now=1.0)
     assert len(figures.sent_down) == MAX_ENTRIES
     assert figures.sent_down[0].microbatch == RECORD
