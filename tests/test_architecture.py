@@ -20,6 +20,8 @@ PURE = {
     "geotrain.pipeline.timeline",
     "geotrain.pipeline.window",
     "geotrain.control.figures",
+    "geotrain.control.observed",
+    "geotrain.control.counts",
     "geotrain.control.costs",
     "geotrain.control.planner",
     "geotrain.control.controller",
