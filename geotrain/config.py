@@ -27,6 +27,7 @@ from geotrain.configuration.problems import Files, Finding, as_problem, problems
 from geotrain.configuration.rules import (
     SOCKET_PATH_LIMIT_BYTES,
     check_address,
+    check_microbatches,
     check_url,
     check_window,
     default_socket_path,
@@ -69,8 +70,9 @@ class RegionSpec(_Table):
 
 
 class PlanConfig(_Table):
-    microbatches: int = Field(default=8, ge=1, le=4096)
-    """Into how many parts a global batch is cut; 8 keeps two to four regions busy."""
+    microbatches: Annotated[Literal["auto"] | int, BeforeValidator(check_microbatches)] = 8
+    """Into how many parts a global batch is cut; 8 keeps two to four regions busy. "auto" (with
+    window = "auto") follows what a microbatch costs; another number gives other rounding."""
     window: Annotated[
         Literal["auto", "classic"] | int | list[int], BeforeValidator(check_window)
     ] = "classic"
@@ -125,7 +127,11 @@ class RunConfig(_Table):
         if isinstance(plan.window, list) and regions and len(plan.window) != len(regions):
             allowed = f"must have one entry for each region: {len(regions)}, not {len(plan.window)}"
             findings.append(Finding(key="window", value=plan.window, allowed=allowed))
-        if batch is not None and plan.microbatches > batch:
+        if plan.microbatches == "auto":
+            if plan.window != "auto":
+                allowed = 'can be "auto" only with window = "auto"; give a number'
+                findings.append(Finding(key="microbatches", value="auto", allowed=allowed))
+        elif batch is not None and plan.microbatches > batch:
             allowed = f"must not exceed global_batch = {batch}; a microbatch needs a sample"
             findings.append(Finding(key="microbatches", value=plan.microbatches, allowed=allowed))
         if findings:

@@ -236,6 +236,22 @@ def test_windows_may_follow_the_links(tmp_path):
     assert load(tmp_path, RUN + 'plan.window = "auto"' + SITE).run.plan.window == "auto"
 
 
+@pytest.mark.parametrize("count", ['"many"', "0", "4097", "true", "1.5", "[8]"])
+def test_microbatches_that_mean_nothing_are_one_problem(tmp_path, count):
+    found = problems(tmp_path, RUN + f"plan.microbatches = {count}" + SITE)
+    assert set(found) == {"run.plan.microbatches"}
+    assert 'must be "auto" or a whole number from 1 to 4096' in (
+        found["run.plan.microbatches"].allowed
+    )
+
+
+def test_microbatches_follow_only_where_windows_do(tmp_path):
+    both = 'plan = { microbatches = "auto", window = "auto" }'
+    assert load(tmp_path, RUN + both + SITE).run.plan.microbatches == "auto"
+    found = problems(tmp_path, RUN + 'plan.microbatches = "auto"' + SITE)
+    assert "only with window" in found["run.plan.microbatches"].allowed
+
+
 def test_window_list_wants_one_entry_a_region(tmp_path):
     found = problems(tmp_path, RUN + "plan.window = [2, 1]" + SITE)
     assert found["run.plan.window"].allowed == "must have one entry for each region: 3, not 2"

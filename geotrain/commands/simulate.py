@@ -87,7 +87,11 @@ def ask(config: Config, options: argparse.Namespace) -> Question:
     mbit = _numbers("--mbit", options.mbit, boundaries, least=0.001)
     kib = _numbers("--boundary-kib", options.boundary_kib, boundaries, least=0.0)
     plan = config.run.plan
-    count = options.microbatches if options.microbatches is not None else plan.microbatches
+    count = options.microbatches
+    if count is None:
+        if plan.microbatches == "auto":
+            raise ConfigError('run.plan.microbatches is "auto"; say how many with --microbatches N')
+        count = plan.microbatches
     if not 1 <= count <= _MAX_MICROBATCHES:
         raise ConfigError(f"--microbatches must be from 1 to {_MAX_MICROBATCHES} (got {count})")
     costs = Costs(

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from geotrain.configuration.problems import Finding, refuse
 
 MAX_WINDOW = 1024
+MAX_MICROBATCHES = 4096
 SOCKET_PATH_LIMIT_BYTES = 107
 """sockaddr_un holds 108 bytes with the closing zero."""
 
@@ -56,6 +57,17 @@ def region_findings(regions: Sequence[tuple[str, str]]) -> Iterator[Finding]:
         if name in seen:
             yield Finding(key=f"[{index}].name", value=name, allowed="two regions share this name")
         seen.add(name)
+
+
+def check_microbatches(value: Any) -> Any:
+    """Validate `plan.microbatches` before pydantic's union would report each branch by itself."""
+    if value != "auto" and not (type(value) is int and 1 <= value <= MAX_MICROBATCHES):
+        allowed = (
+            f'must be "auto" or a whole number from 1 to {MAX_MICROBATCHES}; '
+            "remove the key to use 8"
+        )
+        refuse([Finding(key="", value=value, allowed=allowed)])
+    return value
 
 
 def check_window(value: Any) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from geotrain.control.costs import pipeline_model
+from geotrain.control.counts import Sizes, choose_count
 from geotrain.control.figures import Figures
 from geotrain.control.observed import Observed, Seen
 from geotrain.control.planner import Bound, Limits, Plan, Trial, choose_plan
@@ -30,7 +31,7 @@ _SETTLING_STEPS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """New windows and the line that the log has for them."""
+    """A new plan and the line that the log has for it."""
 
     plan: Plan
     bound: Bound
@@ -38,20 +39,23 @@ class Change:
 
 
 class Controller:
-    """Follows stages and links, and says when other windows are due.
+    """Follows stages and links, and says when another plan is due.
 
     Args:
         names: The regions in order, for the log.
+        counts: Whether it may change the number of microbatches as well as the windows.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], *, counts: bool = False) -> None:
         self._names = names
+        self._counts = counts
         self._observed = Observed(len(names))
+        self._sizes = Sizes()
         self._planned: Seen | None = None
         """What the plan in force rests on."""
         self._moved_steps = 0
         self._changed_step: int | None = None
-        self._most_microbatches = 1
+        self._most_samples = 1
 
     def on_step(
         self,
@@ -60,51 +64,77 @@ class Controller:
         *,
         windows: tuple[int, ...],
         num_microbatches: int,
+        num_samples: int,
     ) -> Change | None:
         """Take in one step.
 
         Args:
             step: Its number, as in the figures.
             figures: One of each region, in order.
-            windows: Those that the step ran under.
+            windows, num_microbatches, num_samples: Those that the step ran with.
 
         Returns:
             What the next step is to run under, or None where all stays as it is.
         """
+        self._most_samples = max(self._most_samples, num_samples)
+        if num_samples < self._most_samples or num_microbatches == 0:
+            return None  # a short last batch is no reason to plan for fewer microbatches
         self._observed.take_in(step, figures)
-        self._most_microbatches = max(self._most_microbatches, num_microbatches)
         seen = self._observed.seen()
-        # A short last batch is no reason to plan for fewer microbatches.
-        is_whole = num_microbatches == self._most_microbatches
-        if seen is None or not is_whole or not self._is_due(step, seen):
+        if seen is None or not self._is_due(step, seen):
             return None
-        limits = Limits(
-            num_microbatches=num_microbatches,
-            in_flight=[each.in_flight_limit for each in figures],
-        )
-        plan, bound = choose_plan(seen.stages, seen.links, limits)
+        plan, bound = self._choose(seen, figures, num_microbatches, num_samples)
         before, self._planned, self._moved_steps = self._planned, seen, 0
         model = pipeline_model(seen.stages, seen.links)
         now_s = Trial(model, num_microbatches).step_s(windows)
+        changes = _listed_changes(windows, num_microbatches, plan)
         gains = plan.predicted_s < now_s * (1 - GAIN)
         narrower = sum(plan.windows) < NARROWER * sum(windows)
-        if plan.windows == windows or not (gains or narrower):
+        if not changes or not (gains or narrower):
             return None
         self._changed_step = step
+        if plan.num_microbatches != num_microbatches:
+            self._observed.restart(step + 1)
+            self._planned = None
         text = (
-            f"step {step}: window {_listed(windows)} -> {_listed(plan.windows)}: "
-            f"{_what_moved(before, seen, self._names)}, predicted step "
+            f"step {step}: {changes}: {_what_moved(before, seen, self._names)}, predicted step "
             f"{now_s:.3g} -> {plan.predicted_s:.3g} s (set by {bound})"
         )
         return Change(plan=plan, bound=bound, text=text)
 
+    def _choose(
+        self,
+        seen: Seen,
+        figures: Sequence[Figures],
+        num_microbatches: int,
+        num_samples: int,
+    ) -> tuple[Plan, Bound]:
+        in_flight = [each.in_flight_limit for each in figures]
+        memory = [each.memory_limit for each in figures]
+        if not self._counts:
+            both = zip(in_flight, memory, strict=True)
+            most = [min([each for each in pair if each], default=0) for pair in both]
+            limits = Limits(num_microbatches=num_microbatches, in_flight=most)
+            return choose_plan(seen.stages, seen.links, limits)
+        self._sizes.add(num_samples / num_microbatches, seen.stages)
+        return choose_count(
+            seen,
+            self._sizes,
+            num_samples=num_samples,
+            num_microbatches=num_microbatches,
+            in_flight=in_flight,
+            memory=memory,
+        )
+
     def _is_due(self, step: int, seen: Seen) -> bool:
+        since = step - self._changed_step if self._changed_step is not None else COOL_DOWN_STEPS
+        if self._planned is None and self._changed_step is not None:
+            return since >= CONFIRM_STEPS  # another count was tried; it has to warm up, too
         if self._planned is None or self._observed.num_steps <= _SETTLING_STEPS:
             return True
         moved = _has_moved(self._planned, seen)
         self._moved_steps = self._moved_steps + 1 if moved else 0
-        cooled = self._changed_step is None or step - self._changed_step >= COOL_DOWN_STEPS
-        return self._moved_steps >= CONFIRM_STEPS and cooled
+        return self._moved_steps >= CONFIRM_STEPS and since >= COOL_DOWN_STEPS
 
 
 def _has_moved(before: Seen, seen: Seen) -> bool:
@@ -129,6 +159,15 @@ def _what_moved(before: Seen | None, seen: Seen, names: Sequence[str]) -> str:
     then = before.figures(names)
     what = max(now, key=lambda name: abs(now[name] - then[name]))
     return f"{what} {then[what] * 1e3:.0f} -> {now[what] * 1e3:.0f} ms"
+
+
+def _listed_changes(windows: tuple[int, ...], num_microbatches: int, plan: Plan) -> str:
+    changes = []
+    if plan.num_microbatches != num_microbatches:
+        changes.append(f"microbatches {num_microbatches} -> {plan.num_microbatches}")
+    if plan.windows != windows:
+        changes.append(f"window {_listed(windows)} -> {_listed(plan.windows)}")
+    return ", ".join(changes)
 
 
 def _listed(windows: Sequence[int]) -> str:

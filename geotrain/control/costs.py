@@ -132,7 +132,7 @@ class Fit:
         return self.overhead_s + self.slope_s * num_samples
 
 
-def fit_line(points: Sequence[tuple[int, float]]) -> Fit:
+def fit_line(points: Sequence[tuple[float, float]]) -> Fit:
     """The line through (samples, seconds) with the least squares, neither part below zero.
 
     Where all microbatches had one size nothing tells overhead from slope: all is slope then, so

@@ -55,6 +55,8 @@ class Figures:
     """Gradients, from the region behind."""
     in_flight_limit: int = 0
     """This site's bound on microbatches in flight; 0: none."""
+    memory_limit: int = 0
+    """The microbatches, of the size that the step had, that there is memory for; 0: not known."""
     slots_down: int = 0
     """Activations that the arenas hold on the way to the region behind; 0: not known."""
     slots_up: int = 0
@@ -86,7 +88,7 @@ class Figures:
             raise ValueError(f"malformed figures: {exc!r}") from exc
 
 
-_NUMBERS = ("in_flight_limit", "slots_down", "slots_up")
+_NUMBERS = ("in_flight_limit", "memory_limit", "slots_down", "slots_up")
 _TIMES = ("forward_us", "backward_us")
 _PASSAGES = ("sent_down", "sent_up")
 _HOLDS = ("held_from_up", "held_from_down")

@@ -20,7 +20,7 @@ _BUSY = 0.9
 _LEAST_S = 1e-6
 """For stages that take no time, which would need windows without end."""
 
-Bound = Literal["nothing", "latency", "rate", "memory", "arena"]
+Bound = Literal["nothing", "latency", "rate", "memory", "arena", "overhead"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,7 @@ class Limits:
 class Plan:
     """How the next steps are run."""
 
+    num_microbatches: int
     windows: tuple[int, ...]
     predicted_s: float
     """What a step should take."""
@@ -66,7 +67,7 @@ def choose_plan(
     )
     for index in range(len(windows)):
         windows = _narrowed(trial, windows, index, enough_s)
-    plan = Plan(windows=windows, predicted_s=trial.step_s(windows))
+    plan = Plan(num_microbatches=count, windows=windows, predicted_s=trial.step_s(windows))
     return plan, _bound(stages, links, limits, plan)
 
 

@@ -10,7 +10,7 @@ from geotrain.control.figures import MAX_ENTRIES, RECORD, Figures, Hold, Passage
 from geotrain.control.votes import Vote
 from geotrain.pipeline.context import Context
 from geotrain.pipeline.edge import Edge
-from geotrain.pipeline.memory import ActivationMeter, in_flight_limit, spare_bytes
+from geotrain.pipeline.memory import ActivationMeter, memory_limit, spare_bytes
 from geotrain.pipeline.opening import Opening
 from geotrain.pipeline.runtime import Account
 from geotrain.pipeline.schedule import Kind
@@ -33,6 +33,7 @@ class Following:
     def __init__(self, context: Context, stage: Stage) -> None:
         self._context = context
         self._meter: ActivationMeter | None = None
+        self._metered_count: int | None = None
         self._controller: Controller | None = None
         self._is_on = context.place.window == "auto" and len(context.place.region_names) > 1
         if self._is_on:
@@ -41,21 +42,23 @@ class Following:
                 [*segment.parameters(), *segment.buffers()], device=context.place.device
             )
         if self._is_on and context.place.is_first:
-            self._controller = Controller(context.place.region_names)
+            counts = context.place.num_microbatches == "auto"
+            self._controller = Controller(context.place.region_names, counts=counts)
 
-    def figures(self, account: Account) -> Figures | None:
+    def figures(self, account: Account, opening: Opening) -> Figures | None:
         """What this region's vote says of the step just run."""
         if self._meter is None:
             return None
-        limit = self._in_flight_limit(self._meter)
-        return measure(self._context, account, in_flight_limit=limit, now=time.monotonic())
-
-    def _in_flight_limit(self, meter: ActivationMeter) -> int:
-        """What this site's config and its memory allow; 0: neither says."""
-        place = self._context.place
-        classic = classic_windows(len(place.region_names))[place.index]
-        room = in_flight_limit(meter, spare_bytes=spare_bytes(place.device), least=classic)
-        return min([most for most in (place.in_flight_limit, room) if most], default=0)
+        place, count = self._context.place, opening.work.num_microbatches
+        if self._metered_count not in (None, count):
+            self._meter.most_bytes = 0  # of microbatches of another size; the next step knows
+        self._metered_count = count
+        room = memory_limit(
+            self._meter,
+            spare_bytes=spare_bytes(place.device),
+            least=classic_windows(len(place.region_names))[place.index],
+        )
+        return measure(self._context, account, memory_limit=room, now=time.monotonic())
 
     def on_votes(self, votes: Sequence[Vote], opening: Opening) -> None:
         """Choose the windows of the next step; it announces them, so that all have the same."""
@@ -67,13 +70,15 @@ class Following:
             [vote.figures or Figures() for vote in ordered],
             windows=opening.windows,
             num_microbatches=opening.work.num_microbatches,
+            num_samples=opening.num_samples,
         )
         if change is not None:
             self._context.window = change.plan.windows
+            self._context.num_microbatches = change.plan.num_microbatches
             logger.info("%s", change.text)
 
 
-def measure(context: Context, account: Account, *, in_flight_limit: int, now: float) -> Figures:
+def measure(context: Context, account: Account, *, memory_limit: int, now: float) -> Figures:
     """The figures of the step just run, and of what was acknowledged since the last ones.
 
     Args:
@@ -89,7 +94,8 @@ def measure(context: Context, account: Account, *, in_flight_limit: int, now: fl
         sent_up=sent_up,
         held_from_up=held_from_up,
         held_from_down=held_from_down,
-        in_flight_limit=in_flight_limit,
+        in_flight_limit=context.place.in_flight_limit or 0,
+        memory_limit=memory_limit,
         slots_down=down.slots if down is not None else 0,
         slots_up=up.slots if up is not None else 0,
     )

@@ -52,7 +52,7 @@ def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def in_flight_limit(meter: ActivationMeter, *, spare_bytes: int | None, least: int) -> int:
+def memory_limit(meter: ActivationMeter, *, spare_bytes: int | None, least: int) -> int:
     """How many microbatches may be in flight; 0 where nothing is known.
 
     Args:

@@ -155,7 +155,7 @@ class Pipeline:
             wire_bytes=wire_bytes - self._wire_bytes_voted,
             lrs=tuple(float(group["lr"]) for o in self._optimizers for group in o.param_groups),
             stop=self._stop_request or self._context.stop_requested(),
-            figures=self._following.figures(account),
+            figures=self._following.figures(account, opening),
         )
         self._wire_bytes_voted = wire_bytes
         return vote

@@ -26,7 +26,12 @@ def _ends(
 
 
 def figures_of(
-    number: int, model: PipelineModel, step: Simulated, *, limits: tuple[int, ...] = ()
+    number: int,
+    model: PipelineModel,
+    step: Simulated,
+    *,
+    limits: tuple[int, ...] = (),
+    memory: int = 0,
 ) -> list[Figures]:
     """The reports of all regions on step `number`."""
     parts: list[dict] = [
@@ -34,6 +39,7 @@ def figures_of(
             "forward_us": _times_us(step, stage, "F"),
             "backward_us": _times_us(step, stage, "B"),
             "in_flight_limit": limits[stage] if limits else 0,
+            "memory_limit": memory,
         }
         for stage in range(len(step.runs))
     ]

@@ -42,6 +42,7 @@ class Loop:
                 figures_of(number, model, step, limits=self.limits),
                 windows=self.windows,
                 num_microbatches=self._count,
+                num_samples=128,
             )
             if change is not None:
                 self.windows = change.plan.windows
@@ -174,10 +175,13 @@ def test_a_short_batch_and_an_empty_one_decide_nothing():
     for count in (2, 2, 2):
         step = simulate(model, num_microbatches=count, windows=(2, 1))
         figures = figures_of(len(loop.step_s) + 1, model, step)
-        decided = loop.controller.on_step(3, figures, windows=(2, 1), num_microbatches=count)
+        decided = loop.controller.on_step(
+            3, figures, windows=(2, 1), num_microbatches=count, num_samples=2
+        )
         assert decided is None
     nothing = [Figures(), Figures()]
-    assert Controller(NAMES[:2]).on_step(1, nothing, windows=(2, 1), num_microbatches=0) is None
+    empty = {"windows": (2, 1), "num_microbatches": 0, "num_samples": 8}
+    assert Controller(NAMES[:2]).on_step(1, nothing, **empty) is None
 
 
 def test_regions_that_train_nothing_report_no_backward():
@@ -186,7 +190,9 @@ def test_regions_that_train_nothing_report_no_backward():
     upper, lower = figures_of(1, model, step)
     upper = replace(upper, backward_us=(), held_from_down=())
     lower = replace(lower, sent_up=())
-    change = Controller(NAMES[:2]).on_step(1, [upper, lower], windows=(2, 1), num_microbatches=8)
+    change = Controller(NAMES[:2]).on_step(
+        1, [upper, lower], windows=(2, 1), num_microbatches=8, num_samples=8
+    )
     assert change is None or change.plan.windows[0] >= 2
 
 
@@ -196,4 +202,5 @@ def test_one_region_has_nothing_to_follow():
     controller = Controller(NAMES[:1])
     for number in (1, 2):
         figures = figures_of(number, model, step)
-        assert controller.on_step(number, figures, windows=(1,), num_microbatches=4) is None
+        kept = {"windows": (1,), "num_microbatches": 4, "num_samples": 4}
+        assert controller.on_step(number, figures, **kept) is None

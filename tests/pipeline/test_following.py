@@ -36,7 +36,11 @@ class FakeEdge:
 
 def context(*, index: int = 0, window: object = "auto", names=("virginia", "frankfurt"), **parts):
     place = SimpleNamespace(
-        window=window, region_names=names, is_first=index == 0, in_flight_limit=6
+        window=window,
+        region_names=names,
+        is_first=index == 0,
+        in_flight_limit=6,
+        num_microbatches=32,
     )
     place.index, place.device = index, torch.device("cpu")
     edges = {"upstream": None, "downstream": None, "segment": nn.Linear(2, 2)} | parts
@@ -52,8 +56,14 @@ def account(*runs: str) -> Account:
 
 def opening(number: int, windows: tuple[int, ...], count: int = 32):
     return SimpleNamespace(
-        number=number, windows=windows, work=SimpleNamespace(num_microbatches=count)
+        number=number,
+        windows=windows,
+        num_samples=64,
+        work=SimpleNamespace(num_microbatches=count),
     )
+
+
+OPENING = opening(1, (2, 1))
 
 
 def votes(number: int, windows: tuple[int, ...]) -> list[Vote]:
@@ -91,8 +101,10 @@ def test_votes_without_figures_decide_nothing():
 
 
 def test_only_where_windows_are_automatic_are_figures_sent():
-    assert Following(context(window="classic"), STAGE).figures(account("0F0", "0B0")) is None
-    assert Following(context(index=1), STAGE).figures(account("1F0", "1B0")) == Figures(
+    assert (
+        Following(context(window="classic"), STAGE).figures(account("0F0", "0B0"), OPENING) is None
+    )
+    assert Following(context(index=1), STAGE).figures(account("1F0", "1B0"), OPENING) == Figures(
         forward_us=(500_000,), backward_us=(500_000,), in_flight_limit=6
     )
 
@@ -101,13 +113,21 @@ def test_memory_bounds_what_is_in_flight_but_never_below_what_the_run_began_with
     around, stage = context(), SimpleNamespace(meter=None)
     following = Following(around, stage)
     stage.meter.most_bytes = 1 << 60
-    assert following.figures(account("0F0", "0B0")).in_flight_limit == 2
+    assert following.figures(account("0F0", "0B0"), OPENING).memory_limit == 2
     stage.meter.most_bytes = 1
-    assert following.figures(account("0F0", "0B0")).in_flight_limit == 6
-    around.place.in_flight_limit = None
-    assert following.figures(account("0F0", "0B0")).in_flight_limit > 1000
+    assert following.figures(account("0F0", "0B0"), OPENING).memory_limit > 1000
     stage.meter.most_bytes = 0
-    assert following.figures(account("0F0", "0B0")).in_flight_limit == 0
+    assert following.figures(account("0F0", "0B0"), OPENING).memory_limit == 0
+
+
+def test_microbatches_of_another_size_are_measured_anew():
+    stage = SimpleNamespace(meter=None)
+    following = Following(context(), stage)
+    stage.meter.most_bytes = 1 << 60
+    assert following.figures(account("0F0", "0B0"), OPENING).memory_limit == 2
+    other = opening(2, (2, 1), count=64)
+    assert following.figures(account("0F0", "0B0"), other).memory_limit == 0
+    assert stage.meter.most_bytes == 0
 
 
 def test_figures_are_of_this_regions_two_edges():
@@ -122,7 +142,7 @@ def test_figures_are_of_this_regions_two_edges():
     )
     up = FakeEdge([StreamPassage("backward", 4, 7, 98.0, 98.5)], [StreamHold("begin", 12, -1, 3.0)])
     figures = measure(
-        context(upstream=up, downstream=down), account("1F0", "1B0"), in_flight_limit=6, now=100.0
+        context(upstream=up, downstream=down), account("1F0", "1B0"), memory_limit=5, now=100.0
     )
     assert figures.sent_down == (
         Passage(12, RECORD, -1_000_000, 100_000),
@@ -131,13 +151,14 @@ def test_figures_are_of_this_regions_two_edges():
     assert figures.held_from_down == (Hold(5, 0, 125_000),)
     assert figures.sent_up == (Passage(4, 7, -2_000_000, 500_000),)
     assert figures.held_from_up == (Hold(12, RECORD, 3_000_000),)
-    assert (figures.slots_down, figures.slots_up, figures.in_flight_limit) == (9, 9, 6)
+    assert (figures.slots_down, figures.slots_up) == (9, 9)
+    assert (figures.in_flight_limit, figures.memory_limit) == (6, 5)
 
 
 def test_a_report_has_its_limit_also_with_an_opening():
     passages = [StreamPassage("forward", 5, m, 0.0, 0.1) for m in range(200)]
     passages.append(StreamPassage("begin", 12, -1, 0.0, 0.1))
     edge = FakeEdge(passages, [])
-    figures = measure(context(downstream=edge), account(), in_flight_limit=0, now=1.0)
+    figures = measure(context(downstream=edge), account(), memory_limit=0, now=1.0)
     assert len(figures.sent_down) == MAX_ENTRIES
     assert figures.sent_down[0].microbatch == RECORD

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from geotrain.pipeline.memory import (
     ActivationMeter,
     host_spare_bytes,
-    in_flight_limit,
+    memory_limit,
     spare_bytes,
 )
 
@@ -79,11 +79,11 @@ def test_nothing_is_kept_for_having_been_measured():
 
 def test_a_limit_leaves_a_fifth_free_and_never_falls_below_the_least():
     meter = ActivationMeter([], device=CPU)
-    assert in_flight_limit(meter, spare_bytes=1000, least=2) == 0
+    assert memory_limit(meter, spare_bytes=1000, least=2) == 0
     meter.most_bytes = 100
-    assert in_flight_limit(meter, spare_bytes=1000, least=2) == 8
-    assert in_flight_limit(meter, spare_bytes=100, least=2) == 2
-    assert in_flight_limit(meter, spare_bytes=None, least=2) == 0
+    assert memory_limit(meter, spare_bytes=1000, least=2) == 8
+    assert memory_limit(meter, spare_bytes=100, least=2) == 2
+    assert memory_limit(meter, spare_bytes=None, least=2) == 0
 
 
 def write(folder, **files: str):
