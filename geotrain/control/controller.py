@@ -6,15 +6,16 @@ change needs figures that moved by more than their own noise, in two steps runni
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from geotrain.control.costs import pipeline_model
+from geotrain.control.costs import LinkCosts, StageCosts, pipeline_model
 from geotrain.control.counts import Sizes, choose_count
 from geotrain.control.figures import Figures
 from geotrain.control.observed import Observed, Seen
 from geotrain.control.planner import Bound, Limits, Plan, Trial, choose_plan
 
 CONFIRM_STEPS = 2
-"""Steps in which figures must have moved: one slow step is no change of the link."""
+"""Steps running in which a figure must have moved the same way: one slow step is no change."""
 COOL_DOWN_STEPS = 3
 """Between two changes, so that the second sees what the first did."""
 MOVED_SHARE = 0.2
@@ -27,6 +28,9 @@ NARROWER = 0.75
 """Windows whose sum is below this share of the old ones' free memory that is worth a change."""
 _SETTLING_STEPS = 2
 """From the start: the first plan rests on half a step in which everything warmed up."""
+
+
+_Costs = TypeVar("_Costs", StageCosts, LinkCosts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,9 @@ class Controller:
         self._sizes = Sizes()
         self._planned: Seen | None = None
         """What the plan in force rests on."""
+        self._newest: Seen | None = None
+        self._moves: frozenset[str] = frozenset()
+        """What has moved, and which way, in each of the last `_moved_steps` steps."""
         self._moved_steps = 0
         self._changed_step: int | None = None
         self._most_samples = 1
@@ -80,11 +87,14 @@ class Controller:
         if num_samples < self._most_samples or num_microbatches == 0:
             return None  # a short last batch is no reason to plan for fewer microbatches
         self._observed.take_in(step, figures)
-        seen = self._observed.seen()
-        if seen is None or not self._is_due(step, seen):
+        newest, previous = self._observed.seen(), self._newest
+        self._newest = newest
+        if newest is None or not self._is_due(step, newest):
             return None
+        seen = _confirmed(self._planned, previous, newest)
         plan, bound = self._choose(seen, figures, num_microbatches, num_samples)
-        before, self._planned, self._moved_steps = self._planned, seen, 0
+        before, self._planned = self._planned, seen
+        self._moves, self._moved_steps = frozenset(), 0
         model = pipeline_model(seen.stages, seen.links)
         now_s = Trial(model, num_microbatches).step_s(windows)
         changes = _listed_changes(windows, num_microbatches, plan)
@@ -95,7 +105,7 @@ class Controller:
         self._changed_step = step
         if plan.num_microbatches != num_microbatches:
             self._observed.restart(step + 1)
-            self._planned = None
+            self._planned = self._newest = None
         text = (
             f"step {step}: {changes}: {_what_moved(before, seen, self._names)}, predicted step "
             f"{now_s:.3g} -> {plan.predicted_s:.3g} s (set by {bound})"
@@ -126,28 +136,50 @@ class Controller:
             memory=memory,
         )
 
-    def _is_due(self, step: int, seen: Seen) -> bool:
+    def _is_due(self, step: int, newest: Seen) -> bool:
         since = step - self._changed_step if self._changed_step is not None else COOL_DOWN_STEPS
         if self._planned is None and self._changed_step is not None:
             return since >= CONFIRM_STEPS  # another count was tried; it has to warm up, too
         if self._planned is None or self._observed.num_steps <= _SETTLING_STEPS:
             return True
-        moved = _has_moved(self._planned, seen)
-        self._moved_steps = self._moved_steps + 1 if moved else 0
+        moves = _moves(self._planned, newest)
+        lasting = moves & self._moves
+        self._moved_steps = self._moved_steps + 1 if lasting else min(1, len(moves))
+        self._moves = lasting or moves
         return self._moved_steps >= CONFIRM_STEPS and since >= COOL_DOWN_STEPS
 
 
-def _has_moved(before: Seen, seen: Seen) -> bool:
-    for old, new in zip(before.stages, seen.stages, strict=True):
+def _confirmed(planned: Seen | None, previous: Seen | None, newest: Seen) -> Seen:
+    """What the last two steps agree on: of each figure the one that moved less.
+
+    A step in which a link changed, or in which one tensor in ten had bad luck, says too much.
+    """
+    if planned is None or previous is None:
+        return newest
+
+    def nearer(old_s: float, a: _Costs, b: _Costs) -> _Costs:
+        return a if abs(a.both_s - old_s) < abs(b.both_s - old_s) else b
+
+    stages = zip(planned.stages, previous.stages, newest.stages, strict=True)
+    links = zip(planned.links, previous.links, newest.links, strict=True)
+    return Seen(
+        stages=tuple(nearer(old.both_s, a, b) for old, a, b in stages),
+        links=tuple(nearer(old.both_s, a, b) for old, a, b in links),
+    )
+
+
+def _moves(before: Seen, now: Seen) -> frozenset[str]:
+    """The figures that differ by more than their noise, each with the direction it went."""
+    found = []
+    for index, (old, new) in enumerate(zip(before.stages, now.stages, strict=True)):
         if abs(new.both_s - old.both_s) > MOVED_SHARE * old.both_s:
-            return True
-    least_s = MOVED_MICROBATCHES * seen.slowest_s
-    for old_link, new_link in zip(before.links, seen.links, strict=True):
-        old_s = old_link.forward.delivery_s + old_link.backward.delivery_s
-        new_s = new_link.forward.delivery_s + new_link.backward.delivery_s
+            found.append(f"stage {index} {'up' if new.both_s > old.both_s else 'down'}")
+    least_s = MOVED_MICROBATCHES * now.slowest_s
+    for index, (old_link, new_link) in enumerate(zip(before.links, now.links, strict=True)):
+        old_s, new_s = old_link.both_s, new_link.both_s
         if abs(new_s - old_s) > max(MOVED_SHARE * old_s, least_s):
-            return True
-    return False
+            found.append(f"link {index} {'up' if new_s > old_s else 'down'}")
+    return frozenset(found)
 
 
 def _what_moved(before: Seen | None, seen: Seen, names: Sequence[str]) -> str:

@@ -62,6 +62,11 @@ class LinkCosts:
     forward: DirectionCosts
     backward: DirectionCosts
 
+    @property
+    def both_s(self) -> float:
+        """A delivery there and one back."""
+        return self.forward.delivery_s + self.backward.delivery_s
+
     def without_slots(self) -> "LinkCosts":
         """The same link with arenas of any size."""
         return LinkCosts(

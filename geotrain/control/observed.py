@@ -14,8 +14,6 @@ from geotrain.control.costs import (
 )
 from geotrain.control.figures import RECORD, Figures, Hold, Matches, Passage, Trip
 
-_STAGE_STEPS = 3
-"""So many steps' times make up a stage's distribution."""
 _FEW = 16
 """With fewer deliveries than this in a step, those of the step before count as well."""
 
@@ -49,44 +47,40 @@ class Observed:
     """Takes in one step's reports after the other."""
 
     def __init__(self, num_stages: int) -> None:
-        self._stages: list[deque[StageCosts]] = [
-            deque(maxlen=_STAGE_STEPS) for _ in range(num_stages)
-        ]
+        self._stages: list[StageCosts | None] = [None] * num_stages
         self._ways = [(_Way(), _Way()) for _ in range(num_stages - 1)]
         self.num_steps = 0
 
     def restart(self, step: int) -> None:
         """Microbatches have another size from `step` on: what was seen before says nothing."""
-        for recent in self._stages:
-            recent.clear()
+        self._stages = [None] * len(self._stages)
         for way in (way for pair in self._ways for way in pair):
             way.restart(step)
 
     def take_in(self, step: int, figures: Sequence[Figures]) -> None:
         """One report of each region, in order."""
         self.num_steps += 1
-        for recent, own in zip(self._stages, figures, strict=True):
-            if not own.forward_us:
-                continue
+        for index, own in enumerate(figures):
             forward_s, backward_s = _seconds(own.forward_us), _seconds(own.backward_us)
             if self.num_steps == 1:
                 forward_s, backward_s = _warm(forward_s), _warm(backward_s)
-            elif self.num_steps == 2:
-                recent.clear()
-            # A region that trains nothing may have no backwards.
-            recent.append(StageCosts(forward_s=forward_s, backward_s=backward_s or (0.0,)))
+            if forward_s:
+                # A region that trains nothing may have no backwards.
+                self._stages[index] = StageCosts(
+                    forward_s=forward_s, backward_s=backward_s or (0.0,)
+                )
         for index, (down, up) in enumerate(self._ways):
             upper, lower = figures[index], figures[index + 1]
             down.take_in(step, upper.sent_down, lower.held_from_up, upper.slots_down)
             up.take_in(step, lower.sent_up, upper.held_from_down, lower.slots_up)
 
     def seen(self) -> Seen | None:
-        """None until every stage and every link has shown itself."""
+        """The costs in the last step; None until every stage and every link has shown itself."""
         links = [_link_costs(down, up) for down, up in self._ways]
-        if not all(self._stages) or None in links:
+        if None in links or None in self._stages:
             return None
         return Seen(
-            stages=tuple(_joined(recent) for recent in self._stages),
+            stages=tuple(stage for stage in self._stages if stage is not None),
             links=tuple(link for link in links if link is not None),
         )
 
@@ -129,8 +123,9 @@ class _Way:
 
     @property
     def trips(self) -> list[Trip]:
+        """Of the last step, or of the last two where there are only a few."""
         last = list(self._recent[-1]) if self._recent else []
-        return [*self._recent[0], *last] if len(self._recent) > 1 and len(last) < _FEW else last
+        return last if len(last) >= _FEW else [trip for trips in self._recent for trip in trips]
 
     def costs(self, rtt_s: float) -> DirectionCosts | None:
         return direction_costs(self.trips, rtt_s=rtt_s, slots=self._slots)
@@ -145,10 +140,3 @@ def _link_costs(down: _Way, up: _Way) -> LinkCosts | None:
         return None
     # No gradient flows into a region that trains nothing; what it would cost does not matter.
     return LinkCosts(forward=forward, backward=backward or forward)
-
-
-def _joined(recent: Sequence[StageCosts]) -> StageCosts:
-    return StageCosts(
-        forward_s=tuple(s for each in recent for s in each.forward_s),
-        backward_s=tuple(s for each in recent for s in each.backward_s),
-    )

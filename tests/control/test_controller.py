@@ -155,6 +155,20 @@ def test_one_slow_step_is_no_change_of_the_link():
     assert list(loop.changes) == [1]
 
 
+def test_of_two_steps_that_moved_the_lesser_move_counts():
+    """As where a link changed in mid-step, or where many tensors had bad luck at once."""
+    one_way_s = {11: 0.5}
+    loop = Loop(lambda step: line(link(one_way_s.get(step, 0.1 if step > 11 else 0.01)))).run(14)
+    assert loop.windows == (6, 1), loop.changes
+
+
+def test_moves_in_opposite_directions_confirm_nothing():
+    one_way_s = {11: 0.5, 12: 0.1, 13: 0.5, 14: 0.1}
+    loop = Loop(lambda step: line(link(one_way_s.get(step, 0.25))))
+    loop.run(20)
+    assert list(loop.changes) == [1]
+
+
 def test_a_regions_own_limit_holds():
     loop = Loop(lambda _: line(link(0.1)))
     loop.limits = (3, 0)
