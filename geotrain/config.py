@@ -79,6 +79,10 @@ class PlanConfig(_Table):
     """Microbatches in flight: "auto" (follows stages and links as they show themselves),
     "classic" (regions - index), one number, or one a region."""
 
+    replay: str | None = Field(default=None, min_length=1)
+    """Repeat the plans of an earlier run, from the file that its site.plan_log named; relative to
+    the first region's site file, and read there alone."""
+
 
 class CompressionConfig(_Table):
     activations: Codec = "none"
@@ -207,6 +211,8 @@ class SiteConfig(_Table):
     """What this site knows of other regions, each a [site.peers.NAME]."""
     arena_mib: int = Field(default=256, ge=1, le=1 << 20)
     """Shared memory between each rank and the daemon, in MiB; counts against the cgroup."""
+    plan_log: Annotated[Path | None, Field(strict=False)] = None
+    """A file to which the first region adds a line whenever the plan changes; none by default."""
     mesh: dict[str, Annotated[int, Field(ge=1)]] = {}
     """This region's own device mesh: dimension names and sizes."""
     socket: Annotated[Path | None, Field(strict=False)] = None
@@ -272,6 +278,19 @@ class Config(_Table):
     def index(self) -> int:
         """This region's place in the line."""
         return self.run.index_of(self.site.name)
+
+    @property
+    def replay_path(self) -> Path | None:
+        """Where the plans to repeat are, absolute."""
+        return self._beside(self.run.plan.replay)
+
+    @property
+    def plan_log_path(self) -> Path | None:
+        """Where the plans are noted down, absolute."""
+        return self._beside(self.site.plan_log)
+
+    def _beside(self, path: str | Path | None) -> Path | None:
+        return None if path is None else self._path.parent / Path(path).expanduser()
 
     @property
     def neighbours(self) -> dict[str, PeerConfig]:

@@ -22,6 +22,7 @@ PURE = {
     "geotrain.control.figures",
     "geotrain.control.observed",
     "geotrain.control.counts",
+    "geotrain.control.journal",
     "geotrain.control.costs",
     "geotrain.control.planner",
     "geotrain.control.controller",

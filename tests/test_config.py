@@ -66,7 +66,7 @@ def test_smallest_file_resolves_every_default(tmp_path):
         "precision": "fp32",
         "threads": 1,
         "max_grad_norm": None,
-        "plan": {"microbatches": 8, "window": "classic"},
+        "plan": {"microbatches": 8, "window": "classic", "replay": None},
         "compression": {"activations": "none", "gradients": "none"},
     }
 
@@ -81,7 +81,7 @@ steps = 1000
 precision = "bf16"
 threads = 4
 max_grad_norm = 1
-plan = { microbatches = 4, window = [3, 2, 1] }
+plan = { microbatches = 4, window = [3, 2, 1], replay = "old/plan.jsonl" }
 compression = { activations = "planes", gradients = "planes" }
 [site]
 name = "frankfurt"
@@ -90,6 +90,7 @@ status = "[::1]:0"
 arena_mib = 64
 mesh = { replica = 2, tensor = 4 }
 socket = "run/rank.sock"
+plan_log = "plan.jsonl"
 [site.peers.virginia]
 url = "http://virginia.example:7070"
 egress_usd_per_gb = 0.02
@@ -109,6 +110,8 @@ in_flight = 6
     assert config.neighbours["virginia"].egress_usd_per_gb == 0.02
     assert config.socket_path == tmp_path / "run" / "rank.sock"
     assert config.site.limits.in_flight == 6
+    assert config.replay_path == tmp_path / "old" / "plan.jsonl"
+    assert config.plan_log_path == tmp_path / "plan.jsonl"
 
 
 def test_every_problem_is_told_at_once(tmp_path):

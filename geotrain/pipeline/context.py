@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
@@ -69,6 +70,10 @@ class Place:
     num_microbatches: int | Literal["auto"]
     window: str | int | Sequence[int]
     in_flight_limit: int | None
+    replay: Path | None
+    """Whose plans to repeat; what the first region has counts."""
+    plan_log: Path | None
+    """Where the first region notes the plans."""
     default_steps: int | None
     wait_s: float
     device: torch.device

@@ -1,12 +1,17 @@
-"""With plan.window = "auto" the windows follow what the regions measure and put in their votes."""
+"""With plan.window = "auto" the windows follow what the regions measure and put in their votes.
+
+With plan.replay they are those of another run, from the file that its first region wrote.
+"""
 
 import logging
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from geotrain.control.controller import Controller
 from geotrain.control.figures import MAX_ENTRIES, RECORD, Figures, Hold, Passage
+from geotrain.control.journal import Entry, Journal
 from geotrain.control.votes import Vote
 from geotrain.pipeline.context import Context
 from geotrain.pipeline.edge import Edge
@@ -15,7 +20,7 @@ from geotrain.pipeline.opening import Opening
 from geotrain.pipeline.runtime import Account
 from geotrain.pipeline.schedule import Kind
 from geotrain.pipeline.stage import Stage
-from geotrain.pipeline.window import classic_windows
+from geotrain.pipeline.window import classic_windows, resolve_windows
 from geotrain.transport.attachment_times import Hold as StreamHold
 from geotrain.transport.attachment_times import Passage as StreamPassage
 
@@ -35,7 +40,11 @@ class Following:
         self._meter: ActivationMeter | None = None
         self._metered_count: int | None = None
         self._controller: Controller | None = None
-        self._is_on = context.place.window == "auto" and len(context.place.region_names) > 1
+        self._replayed: Journal | None = None
+        self._written: tuple[int, tuple[int, ...]] | None = None
+        self._why = "as the run began"
+        is_auto = context.place.window == "auto" and context.place.replay is None
+        self._is_on = is_auto and len(context.place.region_names) > 1
         if self._is_on:
             segment = context.parts.segment
             self._meter = stage.meter = ActivationMeter(
@@ -44,6 +53,42 @@ class Following:
         if self._is_on and context.place.is_first:
             counts = context.place.num_microbatches == "auto"
             self._controller = Controller(context.place.region_names, counts=counts)
+
+    def before(self, step: int) -> None:
+        """Take up the plan of a step that the first region is about to open, and note it down."""
+        context, place = self._context, self._context.place
+        if not place.is_first:
+            return
+        if place.replay is not None:
+            if self._replayed is None:
+                self._replayed = read_journal(context, place.replay)
+            entry = self._replayed.at(step)
+            if entry is None or len(entry.windows) != len(place.region_names):
+                raise context.error(
+                    "mismatch",
+                    f"{place.replay} has no plan of step {step} for {len(place.region_names)} "
+                    f"regions; give plan.replay the file of a run like this one, or remove it",
+                )
+            context.num_microbatches, context.window = entry.num_microbatches, entry.windows
+        if place.plan_log is not None:
+            self._note(step, place.plan_log)
+
+    def _note(self, step: int, file: Path) -> None:
+        windows = resolve_windows(
+            self._context.window,
+            num_stages=len(self._context.place.region_names),
+            num_microbatches=self._context.num_microbatches,
+        )
+        plan = (self._context.num_microbatches, windows)
+        if plan == self._written:
+            return
+        entry = Entry(step=step, num_microbatches=plan[0], windows=windows, why=self._why)
+        try:
+            with file.open("a", encoding="utf-8") as lines:
+                lines.write(entry.to_line())
+        except OSError as exc:
+            raise self._context.error("config", f"site.plan_log {file}: {exc.strerror}") from exc
+        self._written = plan
 
     def figures(self, account: Account, opening: Opening) -> Figures | None:
         """What this region's vote says of the step just run."""
@@ -75,7 +120,18 @@ class Following:
         if change is not None:
             self._context.window = change.plan.windows
             self._context.num_microbatches = change.plan.num_microbatches
+            self._why = change.text
             logger.info("%s", change.text)
+
+
+def read_journal(context: Context, file: Path) -> Journal:
+    """The plans to repeat. Raises RegionError where the file cannot be read, or is none such."""
+    try:
+        return Journal.parse(file.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise context.error("config", f"run.plan.replay {file}: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise context.error("config", f"run.plan.replay {file}: {exc}") from exc
 
 
 def measure(context: Context, account: Account, *, memory_limit: int, now: float) -> Figures:

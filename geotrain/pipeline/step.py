@@ -137,6 +137,7 @@ class Pipeline:
 
     def _open(self, batch: Any, *, call: str) -> Opening | None:
         """Announce the step, or hear of it."""
+        self._following.before(self._position.step + 1)
         return open_or_hear(self._context, self._line, call, batch, number=self._position.step + 1)
 
     def _vote(self, opening: Opening, account: Account) -> Vote:

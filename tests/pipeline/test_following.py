@@ -41,6 +41,8 @@ def context(*, index: int = 0, window: object = "auto", names=("virginia", "fran
         is_first=index == 0,
         in_flight_limit=6,
         num_microbatches=32,
+        replay=None,
+        plan_log=None,
     )
     place.index, place.device = index, torch.device("cpu")
     edges = {"upstream": None, "downstream": None, "segment": nn.Linear(2, 2)} | parts
