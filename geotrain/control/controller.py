@@ -84,8 +84,8 @@ class Controller:
             What the next step is to run under, or None where all stays as it is.
         """
         self._most_samples = max(self._most_samples, num_samples)
-        if num_samples < self._most_samples or num_microbatches == 0:
-            return None  # a short last batch is no reason to plan for fewer microbatches
+        if num_samples < self._most_samples / 2 or num_microbatches == 0:
+            return None  # a short last batch says little of the others
         self._observed.take_in(step, figures)
         newest, previous = self._observed.seen(), self._newest
         self._newest = newest

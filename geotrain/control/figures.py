@@ -83,9 +83,16 @@ class Figures:
                 values[name] = tuple(Passage(*each) for each in _entries(record[name], 4))
             for name in _HOLDS:
                 values[name] = tuple(Hold(*each) for each in _entries(record[name], 3))
-            return cls(**values)
         except (KeyError, TypeError) as exc:
             raise ValueError(f"malformed figures: {exc!r}") from exc
+        figures = cls(**values)
+        numbers = [getattr(figures, name) for name in _NUMBERS]
+        numbers += [*figures.forward_us, *figures.backward_us]
+        numbers += [each.returned_us for each in (*figures.sent_down, *figures.sent_up)]
+        numbers += [each.held_us for each in (*figures.held_from_up, *figures.held_from_down)]
+        if min(numbers) < 0:
+            raise ValueError("malformed figures: a time or a limit below zero")
+        return figures
 
 
 _NUMBERS = ("in_flight_limit", "memory_limit", "slots_down", "slots_up")

@@ -13,6 +13,10 @@ MARGIN = 0.005
 """Windows are as small as this much of a step allows: each one costs memory."""
 _SEEDS = (1, 2, 3)
 """Of the draws that every candidate is tried with; the same for all, so that they compare."""
+_SMALL = 512
+"""Stages times microbatches up to which windows are narrowed one by one as well."""
+_VARIED = 256
+"""And up to which there is more than one draw; both so that planning stays below a second."""
 _WIDER = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """By how many the formula's windows are widened, all of them alike."""
 _BUSY = 0.9
@@ -65,7 +69,7 @@ def choose_plan(
     windows = next(
         (wider(more) for more in steps if trial.step_s(wider(more)) <= enough_s), wider(count)
     )
-    for index in range(len(windows)):
+    for index in range(len(windows) if trial.is_small else 0):
         windows = _narrowed(trial, windows, index, enough_s)
     plan = Plan(num_microbatches=count, windows=windows, predicted_s=trial.step_s(windows))
     return plan, _bound(stages, links, limits, plan)
@@ -125,7 +129,9 @@ class Trial:
     def __init__(self, model: PipelineModel, num_microbatches: int) -> None:
         self._model = model
         self._count = num_microbatches
-        self._seeds = _SEEDS if _varies(model) else _SEEDS[:1]
+        size = len(model.stages) * num_microbatches
+        self.is_small = size <= _SMALL
+        self._seeds = _SEEDS if size <= _VARIED and _varies(model) else _SEEDS[:1]
         self._known: dict[tuple[int, ...], float] = {}
 
     def step_s(self, windows: Sequence[int]) -> float:

@@ -38,7 +38,8 @@ class Following:
     def __init__(self, context: Context, stage: Stage) -> None:
         self._context = context
         self._meter: ActivationMeter | None = None
-        self._metered_count: int | None = None
+        self._kept_bytes: dict[int, int] = {}
+        """What a microbatch in flight keeps in memory at most, by the count that they were."""
         self._controller: Controller | None = None
         self._replayed: Journal | None = None
         self._written: tuple[int, tuple[int, ...]] | None = None
@@ -95,11 +96,10 @@ class Following:
         if self._meter is None:
             return None
         place, count = self._context.place, opening.work.num_microbatches
-        if self._metered_count not in (None, count):
-            self._meter.most_bytes = 0  # of microbatches of another size; the next step knows
-        self._metered_count = count
+        kept_bytes = max(self._meter.take(), self._kept_bytes.get(count, 0))
+        self._kept_bytes[count] = kept_bytes
         room = memory_limit(
-            self._meter,
+            kept_bytes,
             spare_bytes=spare_bytes(place.device),
             least=classic_windows(len(place.region_names))[place.index],
         )
@@ -119,7 +119,8 @@ class Following:
         )
         if change is not None:
             self._context.window = change.plan.windows
-            self._context.num_microbatches = change.plan.num_microbatches
+            if self._context.place.num_microbatches == "auto":
+                self._context.num_microbatches = change.plan.num_microbatches
             self._why = change.text
             logger.info("%s", change.text)
 

@@ -20,8 +20,7 @@ class ActivationMeter:
     def __init__(self, owned: Iterable[torch.Tensor], *, device: torch.device) -> None:
         self._owned = {tensor.untyped_storage().data_ptr() for tensor in owned}
         self._device = device
-        self.most_bytes = 0
-        """The most that any microbatch measured so far has kept."""
+        self._most_bytes = 0
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
@@ -35,7 +34,12 @@ class ActivationMeter:
             with torch.autograd.graph.saved_tensors_hooks(_note_in(storages), _as_it_is):
                 yield
             found = sum(size for place, size in storages.items() if place not in self._owned)
-        self.most_bytes = max(self.most_bytes, found)
+        self._most_bytes = max(self._most_bytes, found)
+
+    def take(self) -> int:
+        """The most bytes that any microbatch kept since this was last asked; 0 where none was."""
+        most, self._most_bytes = self._most_bytes, 0
+        return most
 
 
 def _note_in(storages: dict[int, int]) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -52,16 +56,17 @@ def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def memory_limit(meter: ActivationMeter, *, spare_bytes: int | None, least: int) -> int:
+def memory_limit(kept_bytes: int, *, spare_bytes: int | None, least: int) -> int:
     """How many microbatches may be in flight; 0 where nothing is known.
 
     Args:
+        kept_bytes: What each of them keeps.
         spare_bytes: What is free while none is in flight.
         least: What the run needs in any case, and was started with.
     """
-    if spare_bytes is None or meter.most_bytes == 0:
+    if spare_bytes is None or kept_bytes == 0:
         return 0
-    return max(least, int(SHARE * spare_bytes) // meter.most_bytes)
+    return max(least, int(SHARE * spare_bytes) // kept_bytes)
 
 
 def spare_bytes(device: torch.device) -> int | None:

@@ -68,6 +68,10 @@ def test_a_report_stays_small_however_many_microbatches_there_are():
         {"sent_up": [1, 2, 3]},
         {"held_from_up": [1, 2]},
         {"slots_up": None},
+        {"slots_up": -1},
+        {"forward_us": [5, -5]},
+        {"sent_up": [1, 2, 3, -4]},
+        {"held_from_up": [1, 2, -3]},
     ],
 )
 def test_malformed_figures_are_refused(wrong):
@@ -95,6 +99,11 @@ def test_what_finds_no_counterpart_is_forgotten():
     matches.add([], [], step=4)
     matches.add([], [], step=5)
     assert matches.add([Passage(3, 1, 0, 100_000)], [Hold(3, 0, 0)], step=5) == []
+
+
+def test_an_acknowledgement_before_the_arrival_is_no_trip():
+    """As after a daemon came back, or where a clock was set."""
+    assert Matches().add([Passage(3, 0, 0, 20_000)], [Hold(3, 0, 30_000)], step=3) == []
 
 
 def test_a_record_is_told_from_a_microbatch():

@@ -111,25 +111,35 @@ def test_only_where_windows_are_automatic_are_figures_sent():
     )
 
 
+class FakeMeter:
+    """Stands where an ActivationMeter does."""
+
+    def __init__(self, *kept_bytes: int) -> None:
+        self._kept_bytes = list(kept_bytes)
+
+    def take(self) -> int:
+        return self._kept_bytes.pop(0)
+
+
+def limits_after(*kept_bytes: int, counts: tuple[int, ...]) -> list[int]:
+    """The memory limits of steps whose microbatches kept so much."""
+    following = Following(context(), SimpleNamespace(meter=None))
+    following._meter = FakeMeter(*kept_bytes)
+    steps = [opening(1, (2, 1), count=count) for count in counts]
+    return [following.figures(account("0F0", "0B0"), step).memory_limit for step in steps]
+
+
 def test_memory_bounds_what_is_in_flight_but_never_below_what_the_run_began_with():
-    around, stage = context(), SimpleNamespace(meter=None)
-    following = Following(around, stage)
-    stage.meter.most_bytes = 1 << 60
-    assert following.figures(account("0F0", "0B0"), OPENING).memory_limit == 2
-    stage.meter.most_bytes = 1
-    assert following.figures(account("0F0", "0B0"), OPENING).memory_limit > 1000
-    stage.meter.most_bytes = 0
-    assert following.figures(account("0F0", "0B0"), OPENING).memory_limit == 0
+    assert limits_after(1 << 60, counts=(32,)) == [2]
+    assert limits_after(1, counts=(32,))[0] > 1000
+    assert limits_after(0, counts=(32,)) == [0]
 
 
-def test_microbatches_of_another_size_are_measured_anew():
-    stage = SimpleNamespace(meter=None)
-    following = Following(context(), stage)
-    stage.meter.most_bytes = 1 << 60
-    assert following.figures(account("0F0", "0B0"), OPENING).memory_limit == 2
-    other = opening(2, (2, 1), count=64)
-    assert following.figures(account("0F0", "0B0"), other).memory_limit == 0
-    assert stage.meter.most_bytes == 0
+def test_the_largest_microbatch_of_a_size_counts_and_sizes_are_told_apart():
+    """A short last batch in between, of which nothing was measured, makes nobody forget."""
+    many = limits_after(1, 1 << 60, 1, 0, counts=(32, 64, 32, 64))
+    assert many[0] > 1000 and many[2] > 1000
+    assert many[1] == many[3] == 2
 
 
 def test_figures_are_of_this_regions_two_edges():
