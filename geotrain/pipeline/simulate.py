@@ -13,7 +13,7 @@ from random import Random
 from typing import NamedTuple
 
 from geotrain.pipeline.schedule import Action, Compute, Kind, next_kind
-from geotrain.pipeline.trace import Timed, Trace
+from geotrain.pipeline.trace import Timed, Trace, timed_runs
 
 _SAME_S = 1e-9
 """Events this close happen at once: sums of the same times in another order differ by rounding."""
@@ -116,11 +116,7 @@ class Simulated:
     @cached_property
     def trace(self) -> Trace:
         """Every action, with sending and receiving."""
-        timed = [
-            _timed(stage, run.kind, run.microbatch, run.begin_s, run.end_s)
-            for stage, runs in enumerate(self.runs)
-            for run in runs
-        ]
+        timed = [each for stage, runs in enumerate(self.runs) for each in timed_runs(stage, runs)]
         for boundary in range(len(self.forward)):
             for way, kind, sender in (
                 (self.forward, "F", boundary),

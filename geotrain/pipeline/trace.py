@@ -1,10 +1,10 @@
 """What a step really did, or was planned to do: its actions with their times."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from geotrain.pipeline.schedule import Action
+from geotrain.pipeline.schedule import Action, Compute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,26 @@ class Timed:
         if len(words) != 3:
             raise ValueError(f"not an action with its times: {line!r} (expected 0F3 0.060 0.080)")
         return cls(action=Action.parse(words[0]), begin_s=float(words[1]), end_s=float(words[2]))
+
+
+class Ran(Protocol):
+    """What a simulated step and a real one both know of each of a stage's actions."""
+
+    @property
+    def kind(self) -> Compute: ...
+    @property
+    def microbatch(self) -> int: ...
+    @property
+    def begin_s(self) -> float: ...
+    @property
+    def end_s(self) -> float: ...
+
+
+def timed_runs(stage: int, runs: Iterable[Ran]) -> Iterator[Timed]:
+    """One stage's actions as those of a trace."""
+    for run in runs:
+        action = Action(stage=stage, kind=run.kind, microbatch=run.microbatch)
+        yield Timed(action=action, begin_s=run.begin_s, end_s=run.end_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,14 @@
 """Traces print, parse back, and open in a trace viewer."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from geotrain.pipeline.schedule import Action
-from geotrain.pipeline.trace import Timed, Trace, chrome_events
+from geotrain.pipeline.trace import Timed, Trace, chrome_events, timed_runs
 
 TEXT = """\
 0F0 0.000000 0.020000
@@ -46,6 +47,11 @@ def test_comments_and_blank_lines_are_skipped():
 def test_a_line_that_is_no_timed_action_is_refused(line):
     with pytest.raises(ValueError, match=r"not an action|could not convert"):
         Trace.parse(line)
+
+
+def test_what_a_region_ran_makes_a_trace():
+    runs = [SimpleNamespace(kind="F", microbatch=0, begin_s=0.0, end_s=1.0)]
+    assert str(Trace.of(timed_runs(2, runs))) == "2F0 0.000000 1.000000\n"
 
 
 def test_rows_are_each_stage_in_order():
