@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from geotrain.control.figures import RECORD, Trip
 from geotrain.pipeline.simulate import Boundary, Direction, PipelineModel, StageTimes
 
-HIGH = 0.9
-"""The quantile of the delivery times that windows are to cover: of ten, one may come later."""
+HIGH = 0.95
+"""The quantile of the delivery times that windows are to cover: of twenty, one may come later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
