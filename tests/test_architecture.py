@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 PURE = {
     "geotrain.pipeline.schedule",
-    "geotrain.pipeline.trace",
+    "geotrain.pipeline.timed",
     "geotrain.pipeline.validate",
     "geotrain.pipeline.simulate",
     "geotrain.pipeline.idle",
@@ -64,7 +64,7 @@ LAYERS = (
     {"control"},
     {
         f"pipeline.{name}"
-        for name in ("schedule", "trace", "validate", "window", "simulate", "idle")
+        for name in ("schedule", "timed", "validate", "window", "simulate", "idle")
     },
     {"transport", "compression", "state"},
     {"config"},

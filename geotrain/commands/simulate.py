@@ -21,8 +21,8 @@ from geotrain.pipeline.simulate import (
     StageTimes,
     simulate,
 )
+from geotrain.pipeline.timed import chrome_events
 from geotrain.pipeline.timeline import ASCII, Glyphs, draw
-from geotrain.pipeline.trace import chrome_events
 from geotrain.pipeline.window import resolve_windows, windows_for_latency
 
 _WIDTH = 80

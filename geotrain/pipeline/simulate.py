@@ -13,7 +13,7 @@ from random import Random
 from typing import NamedTuple
 
 from geotrain.pipeline.schedule import Action, Compute, Kind, next_kind
-from geotrain.pipeline.trace import Timed, Trace, timed_runs
+from geotrain.pipeline.timed import Timed, Trace, timed_runs
 
 _SAME_S = 1e-9
 """Events this close happen at once: sums of the same times in another order differ by rounding."""

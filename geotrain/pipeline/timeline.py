@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from geotrain.pipeline.trace import Timed, Trace
+from geotrain.pipeline.timed import Timed, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from geotrain.pipeline.schedule import Action, Kind
-from geotrain.pipeline.trace import Trace
+from geotrain.pipeline.timed import Trace
 
 _AROUND = 4
 """Cells shown on either side of a faulty one."""

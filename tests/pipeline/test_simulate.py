@@ -15,7 +15,7 @@ from geotrain.pipeline.simulate import (
     StageTimes,
     simulate,
 )
-from geotrain.pipeline.trace import Trace
+from geotrain.pipeline.timed import Trace
 from geotrain.pipeline.validate import validate_trace
 from geotrain.pipeline.window import classic_windows
 from tests.pipeline.lines import MIB_S, UNEQUAL, any_costs, equal_stages, hiding, line, run

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from geotrain.pipeline.timed import Trace
 from geotrain.pipeline.timeline import ASCII, Glyphs, draw
-from geotrain.pipeline.trace import Trace
 from tests.pipeline.lines import any_costs, run
 
 TRACE = Trace.parse("0F0 0 1\n0SEND_F0 1 3\n1F0 2 3\n1B0 3 5\n0B0 6 8\n")

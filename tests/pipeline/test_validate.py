@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from geotrain.lab.bench.schedule import rows as warm_up_rows
 from geotrain.pipeline.schedule import Action, parse_row, print_row
-from geotrain.pipeline.trace import Trace
+from geotrain.pipeline.timed import Trace
 from geotrain.pipeline.validate import ScheduleError, grid, validate, validate_trace
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "faulty_schedules.txt"

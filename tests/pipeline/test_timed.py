@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geotrain.pipeline.schedule import Action
-from geotrain.pipeline.trace import Timed, Trace, chrome_events, timed_runs
+from geotrain.pipeline.timed import Timed, Trace, chrome_events, timed_runs
 
 TEXT = """\
 0F0 0.000000 0.020000
