@@ -1,5 +1,7 @@
-# From nothing but Python >= 3.11: `make demo`, `make test`, `make check`, `make bench`, `make soak`.
-# Options: make demo DEMO_ARGS="--regions 3 --verify", make test PYTEST_ARGS="-k link -x".
+# From nothing but Python >= 3.11: `make demo`, `make test`, `make check`, `make bench`, `make table`,
+# `make soak`, `make faults`, `make fuzz`.
+# Options: make demo DEMO_ARGS="--regions 3 --verify", make test PYTEST_ARGS="-k link -x",
+# make fuzz FUZZ_SECONDS=7200, make faults FAULT_SEEDS=5.
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -8,16 +10,17 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench soak clean
+.PHONY: help demo test check bench table soak faults fuzz clean
 
 help:
-	@head -n 2 Makefile
+	@head -n 4 Makefile
 
 $(STAMP): pyproject.toml deploy/constraints.txt
 	@test -n "$(PYTHON)" || { echo "geotrain needs Python 3.11 or later: make PYTHON=/path/to/python3" >&2; exit 1; }
-	@echo "installing torch and the rest into $(VENV): a minute or two" >&2
+	@echo "installing torch and the rest into $(VENV): one to five minutes, by your network" >&2
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c deploy/constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c deploy/constraints.txt \
+		--config-settings editable_mode=compat -e '.[test]'
 	@touch $@
 
 demo: $(STAMP)
@@ -33,11 +36,23 @@ check: $(STAMP)
 
 # Each prints one JSON object; run alone on the machine.
 bench: $(STAMP)
-	@set -e; for script in $(filter-out %/soak.py,$(sort $(wildcard tests/benchmarks/*.py))); do \
+	@set -e; for script in $(filter-out %/soak.py %/step_table.py,$(sort $(wildcard tests/benchmarks/*.py))); do \
 		echo "# $$script" >&2; $(BIN)/python $$script $(BENCH_ARGS); done
+
+# Steps over emulated links against torch's own pipelining, as markdown; as root, about an hour.
+table: $(STAMP)
+	@$(BIN)/python tests/benchmarks/step_table.py $(TABLE_ARGS)
 
 soak: $(STAMP)
 	@$(BIN)/python tests/benchmarks/soak.py $(SOAK_ARGS)
+
+# Faults at their full length, each under load with many seeds: some hours.
+faults: $(STAMP)
+	FAULT_LENGTH=full FAULT_SEEDS=$(or $(FAULT_SEEDS),20) $(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
+
+# New inputs for everything that reads a peer's bytes; make test runs a fixed few.
+fuzz: $(STAMP)
+	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),3600) $(BIN)/python -m pytest tests/fuzz $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -4,6 +4,7 @@ Imports are lazy, so that `geotrain daemon` never loads torch and `geotrain --he
 """
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -43,6 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"geotrain: cannot write the output: {error.strerror}", file=sys.stderr)
+        return EXIT_FAILED
     except KeyboardInterrupt:
         return 130
 
@@ -69,7 +76,14 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     run = add("run", "Run the daemon and a training command together, with one exit status.")
     run.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD ...")
     status = add("status", "Show what this region's daemon sees: ranks, links, bytes, dollars.")
-    status.add_argument("--stacks", action="store_true", help="each rank's Python stack as well")
+    status.add_argument(
+        "--stacks",
+        nargs="?",
+        const="short",
+        choices=("short", "full"),
+        help="each rank's Python stack as well: your own files' frames and the last ones (short, "
+        "where no word is given), or all",
+    )
     status.add_argument("--json", action="store_true", help="the daemon's own JSON")
     simulate = add("simulate", "Draw the step that this run would take over given links.")
     if argv[:1] == ["simulate"]:  # its options need more imports than other commands should pay
@@ -77,7 +91,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
 
         add_options(simulate)
     commands.add_parser("demo", help="Train over emulated regions on this machine.")
-    commands.add_parser("bench", help="Measure on this machine: geotrain bench step --help.")
+    commands.add_parser("bench", help="Measure steps, or a link: geotrain bench --help.")
     commands.add_parser("lab", help="Emulate long-distance links for programs of your own.")
     add("version", "Print the version.", config=False)
     return parser

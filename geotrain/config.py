@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from geotrain.configuration.cross import run_findings, site_findings
-from geotrain.configuration.file import check_version, read_toml
+from geotrain.configuration.file import CONFIG_VERSION, read_toml, take_version
 from geotrain.configuration.problems import Files, Finding, as_problem, problems_of, refuse
 from geotrain.configuration.rules import (
     SOCKET_PATH_LIMIT_BYTES,
@@ -173,6 +173,9 @@ class LinkConfig(_Table):
     """ "plaintext" says in words that unencrypted links beyond private networks are meant."""
     ping_interval_s: float = Field(default=1.0, gt=0, le=60)
     """Seconds between pings; 1.0 costs nothing and keeps NAT entries alive."""
+    congestion: Literal["auto", "bbr", "cubic"] = "auto"
+    """TCP's congestion control: "auto" (BBR where the kernel allows it), "bbr" or "cubic". One that
+    the kernel refuses is told by log, status and check, and links run with what it gives."""
 
 
 class LivenessConfig(_Table):
@@ -315,7 +318,8 @@ def load_config(path: str | os.PathLike[str]) -> Config:
     """
     site_file = Path(path).absolute()
     data = read_toml(site_file)
-    check_version(site_file, data, required=True)
+    problems = take_version(site_file, data, required=True)
+    data["version"] = CONFIG_VERSION
     files: dict[str, tuple[Path, str]] = {
         "": (site_file, ""),
         "run": (site_file, "run"),
@@ -323,17 +327,18 @@ def load_config(path: str | os.PathLike[str]) -> Config:
     }
     if isinstance(data.get("run"), str):
         run_file = site_file.parent / data["run"]
-        table = read_toml(run_file, named_by=(site_file, data["run"]))
-        check_version(run_file, table, required=False)
-        table.pop("version", None)
+        try:
+            table = read_toml(run_file, named_by=(site_file, data["run"]))
+        except ConfigError as error:
+            raise ConfigError([*problems, *error.problems]) from error
+        problems += take_version(run_file, table, required=False)
         whole = isinstance(table.get("run"), dict)  # its keys may stand under [run], or bare
         files["run"] = (run_file, "run" if whole else "")
         data["run"] = table["run"] if whole else table
-    problems = []
     try:
         config = Config.model_validate(data)
     except ValidationError as error:
-        problems = problems_of(error, Config, files)
+        problems += problems_of(error, Config, files)
     told = {(problem.file, problem.key) for problem in problems}
     problems += [
         problem

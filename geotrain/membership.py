@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 _PROGRESS_INTERVAL_S = 10.0
 _LEAVE_TIMEOUT_S = 10.0
+_LEAVE_LOOK_S = 0.5
 
 
 class Membership:
@@ -36,7 +37,12 @@ class Membership:
 
     @classmethod
     def join(cls, config: Config, *, timeout_s: float) -> "Membership":
-        """Attach to this region's daemon. Raises AttachError."""
+        """Attach to this region's daemon.
+
+        Raises:
+            AttachError: It cannot be reached, or refused this rank.
+            RegionError: A neighbour has refused this region already; the attachment is closed.
+        """
         index, last = config.index, config.run.num_regions - 1
         streams_in, streams_out = [], []
         if index > 0:
@@ -60,7 +66,14 @@ class Membership:
         )
         where = f"{config.site.name} ({index + 1} of {config.run.num_regions})"
         logger.info("= attached to the daemon of region %s", where)
-        return cls(config, attachment)
+        membership = cls(config, attachment)
+        try:
+            # Here rather than once the model is built, which may take long.
+            membership._check_refusals()
+        except RegionError:
+            attachment.close()
+            raise
+        return membership
 
     @property
     def stop_reason(self) -> str | None:
@@ -213,7 +226,7 @@ class Membership:
                 return RegionError.from_record(entry.error or {"region": name, "kind": "lost"})
         for name, entry in entries:
             if self._view.get(name, entry.incarnation) != entry.incarnation:
-                return self._error("restarted", f"region {name} was started again meanwhile")
+                return _restarted(name, entry)
         for name, entry in concerned:
             if entry.state == "left" and name in needs:
                 return self._left(name, entry.note or "no reason given")
@@ -288,11 +301,26 @@ class Membership:
         if self._view and not self._failed and self._trouble(()) is None:
             self.post_action("waiting for the neighbours to take the last messages")
             try:
-                self.attachment.wait(self._all_taken, timeout_s=_LEAVE_TIMEOUT_S)
+                self._await_taken()
             except AttachError as exc:
                 logger.info("= %s", exc)
         self.attachment.leave("the process is done")
         self.attachment.close()
+
+    def _await_taken(self) -> None:
+        """Wait until all is taken: shortly, but up to wait_s while the way there is cut."""
+        now = time.monotonic()
+        give_up, last = now + _LEAVE_TIMEOUT_S, now + self._config.site.liveness.wait_s
+        while not self.attachment.wait(self._all_taken, timeout_s=_LEAVE_LOOK_S):
+            now = time.monotonic()
+            why = self.explain([neighbour for _, neighbour in self._out_streams()])
+            if why:
+                give_up = now + _LEAVE_TIMEOUT_S
+            if now >= min(give_up, last):
+                logger.warning(
+                    "! left although the neighbours have not taken all%s", f": {why}" if why else ""
+                )
+                return
 
     def _all_taken(self) -> bool:
         board = self.attachment.board()
@@ -311,3 +339,14 @@ class Membership:
         if self._index < len(self._names) - 1:
             streams.append((stream_id(self._index, FORWARD), self._names[self._index + 1]))
         return streams
+
+
+def _restarted(name: str, entry: Presence) -> RegionError:
+    """Names the region that was started again, not the one that saw it."""
+    who = "daemon" if entry.state == "absent" else "training process"
+    return RegionError(
+        region=name,
+        kind="restarted",
+        detail=f"its {who} was started again in the middle of the run; start all regions again, "
+        "and resume from the last checkpoint",
+    )

@@ -53,6 +53,7 @@ def attach(config: str | Path | None = None, *, timeout_s: float = ATTACH_TIMEOU
     Raises:
         ConfigError: The file or the environment cannot work.
         AttachError: The daemon cannot be reached, or refused.
+        RegionError: A neighbouring region has refused this one already: the runs differ.
     """
     path = config if config is not None else os.environ.get("GEOTRAIN_CONFIG")
     if path is None:

@@ -18,6 +18,7 @@ PURE = {
     "geotrain.pipeline.simulate",
     "geotrain.pipeline.idle",
     "geotrain.pipeline.timeline",
+    "geotrain.pipeline.trace",
     "geotrain.pipeline.window",
     "geotrain.control.figures",
     "geotrain.control.observed",
@@ -50,6 +51,18 @@ PURE = {
     "geotrain.lab.emulator.packet_line",
     "geotrain.lab.emulator.shaper",
     "geotrain.lab.history",
+    "geotrain.lab.bench.progress",
+    "geotrain.lab.bench.link_report",
+    "geotrain.lab.demo.changes",
+    "geotrain.lab.demo.comparison",
+    "geotrain.lab.demo.links",
+    "geotrain.lab.demo.options",
+    "geotrain.lab.demo.report",
+    "geotrain.lab.demo.state",
+    "geotrain.lab.demo.strips",
+    "geotrain.lab.demo.tables",
+    "geotrain.lab.demo.view",
+    "geotrain.lab.demo.words",
 }
 """As planned; those that are not written yet are skipped."""
 IMPURE = {"socket", "asyncio", "time", "threading", "random", "torch", "secrets", "select"}

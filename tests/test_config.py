@@ -98,6 +98,7 @@ egress_usd_per_gb = 0.02
 [site.link]
 security = "plaintext"
 ping_interval_s = 0.5
+congestion = "cubic"
 [site.liveness]
 silent_s = 5
 wait_s = 60
@@ -112,6 +113,13 @@ in_flight = 6
     assert config.site.limits.in_flight == 6
     assert config.replay_path == tmp_path / "old" / "plan.jsonl"
     assert config.plan_log_path == tmp_path / "plan.jsonl"
+    assert config.site.link.congestion == "cubic"
+
+
+@pytest.mark.parametrize("name", ["reno", "BBR", ""])
+def test_a_congestion_control_is_one_of_three(tmp_path, name):
+    found = problems(tmp_path, RUN + SITE + f'link.congestion = "{name}"')
+    assert "cubic" in found["site.link.congestion"].allowed
 
 
 def test_every_problem_is_told_at_once(tmp_path):
@@ -195,10 +203,32 @@ def test_misspelt_value_names_the_nearest_choice(tmp_path, line, key, nearest):
         ("verison = 1\n", 'is missing; write version = 1 at the top (instead of "verison")'),
     ],
 )
-def test_unknown_version_is_refused_and_nothing_else_is_judged(tmp_path, header, message):
-    found = problems(tmp_path, "[run]\nnew_key = 1\n", header=header)
+def test_unknown_version_is_refused_beside_all_else_that_is_wrong(tmp_path, header, message):
+    found = problems(tmp_path, RUN + SITE, header=header)
     assert set(found) == {"version"}
     assert found["version"].allowed == message
+    wrong = RUN.replace("global_batch = 16", "global_batch = 0") + SITE.replace("name", "nme", 1)
+    found = problems(tmp_path, wrong, header=header)
+    assert set(found) == {"version", "run.global_batch", "site.nme"}
+    assert found["version"].allowed == message
+
+
+def test_versions_of_both_files_are_told_beside_all_else(tmp_path):
+    (tmp_path / "run.toml").write_text('version = 7\nid = "x"\nglobal_batch = 0\n')
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, 'run = "run.toml"\n[site]\n', header="version = 2\n")
+    assert {(Path(problem.file).name, problem.key) for problem in caught.value.problems} == {
+        ("site.toml", "version"),
+        ("run.toml", "version"),
+        ("run.toml", "global_batch"),
+        ("run.toml", "regions"),
+        ("site.toml", "site.name"),
+    }
+
+
+def test_a_run_file_that_cannot_be_read_does_not_hide_the_version(tmp_path):
+    found = problems(tmp_path, 'run = "gone.toml"\n[site]\nname = "a"\n', header="")
+    assert set(found) == {"version", "run"}
 
 
 @pytest.mark.parametrize(

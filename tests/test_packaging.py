@@ -213,5 +213,5 @@ def test_version_and_license_are_what_the_project_says(pyproject):
 def test_entry_points_of_the_repository():
     assert (ROOT / ".ci" / "run").stat().st_mode & stat.S_IXUSR
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in ("demo", "test", "check", "bench", "soak"):
+    for target in ("demo", "test", "check", "bench", "table", "soak", "faults", "fuzz"):
         assert f"\n{target}: $(STAMP)\n" in makefile

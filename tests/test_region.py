@@ -1,6 +1,7 @@
 """The API in a run of one region: the same code as everywhere, without a daemon."""
 
 import math
+import time
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 
 import geotrain
 from geotrain.errors import ConfigError, RegionError
+from geotrain.pipeline.trace import busy_s
 
 
 def build():
@@ -76,6 +78,20 @@ def test_fit_trains_to_the_step_asked_for_and_reports(region):
     for result in results:
         assert sum(result.attribution_s.values()) == pytest.approx(result.step_s)
         assert result.metrics()["num_tokens"] == 30
+        assert not any("trace" in name for name in result.metrics())
+
+
+def test_a_step_says_what_ran_when(region):
+    _, pipeline = make(region)
+    before = time.monotonic()
+    (result,) = pipeline.fit(batches(1))
+    ran = [f"{action.kind}{action.microbatch}" for action in result.trace]
+    assert ran == [f"{kind}{m}" for m in range(result.num_microbatches) for kind in "FB"]
+    times = [t for action in result.trace for t in (action.begin_s, action.end_s)]
+    times = [before, *times, time.monotonic()]
+    assert times == sorted(times)
+    spent_s = result.attribution_s["compute"] + result.attribution_s["transfer"]
+    assert busy_s(result.trace) == pytest.approx(spent_s)
 
 
 def test_fit_ends_with_the_loader(region):
@@ -136,6 +152,32 @@ def test_the_step_after_a_resume_is_the_same_bit_for_bit(region, tmp_path):
     assert again_hook.calls == hook.calls == list(range(1, 9))
     for name, value in again.state_dict().items():
         assert torch.equal(value, expected[name]), name
+
+
+def test_only_so_many_checkpoints_are_kept_as_asked_for(region, tmp_path):
+    held = lambda: sorted(int(path.name[5:]) for path in tmp_path.iterdir())  # noqa: E731
+    _, pipeline = make(region)
+    for result in pipeline.fit(batches(5), steps=5):
+        pipeline.save(tmp_path, keep=3 if result.step > 2 else None)
+    assert held() == [3, 4, 5]
+    _, again = make(region)
+    assert again.resume(tmp_path, loader=batches(8)) == 5
+    for _ in again.fit(batches(8), steps=6):
+        again.save(tmp_path, keep=2)
+    assert held() == [5, 6]
+    _, other = make(region)  # has not resumed: those are none of its own
+    for _ in other.fit(batches(8), steps=7):
+        pass
+    other.save(tmp_path, keep=2)
+    assert held() == [5, 6, 7]
+
+
+@pytest.mark.parametrize("keep", [1, 0, -1, True, 2.0, "2"])
+def test_too_few_to_keep_is_refused_before_anything_is_written(region, tmp_path, keep):
+    _, pipeline = make(region)
+    with pytest.raises(RegionError, match=r"keep must be a whole number >= 2, or None .* \(got "):
+        pipeline.save(tmp_path, keep=keep)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_resuming_from_nothing_starts_at_zero(region, tmp_path):

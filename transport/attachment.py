@@ -20,7 +20,14 @@ from typing import Any
 from geotrain.errors import AttachError
 from geotrain.transport import attachment_exit
 from geotrain.transport.arena import OUT, PAGE_BYTES, Arena, plan_rings
-from geotrain.transport.attachment_dial import Answer, RefusedError, attach, dial
+from geotrain.transport.attachment_dial import (
+    RETRY_S,
+    Answer,
+    RefusedError,
+    WentAwayError,
+    attach,
+    dial,
+)
 from geotrain.transport.attachment_io import AttachmentIO, Returned
 from geotrain.transport.attachment_streams import InStream, OutStream
 from geotrain.transport.maps import get_list, get_map, get_str
@@ -138,8 +145,15 @@ class Attachment:
             arena_bytes=max(PAGE_BYTES, sum(capacity for _, capacity in rings.values())),
             rings=rings,
         )
-        sock = dial(Path(socket_path), region=region, deadline=deadline)
-        arena, arena_fd, answer = _hand_over(sock, request, deadline)
+        while True:
+            sock = dial(Path(socket_path), region=region, deadline=deadline)
+            try:
+                arena, arena_fd, answer = _hand_over(sock, request, deadline)
+                break
+            except WentAwayError:
+                if time.monotonic() + RETRY_S >= deadline:
+                    raise
+            time.sleep(RETRY_S)
         attachment = cls(
             sock,
             arena,
@@ -318,7 +332,7 @@ class Attachment:
             case "links":
                 self.links = get_map(record, "links") or {}
             case "stop":
-                self.stop_reason = get_str(record, "reason")
+                self.stop_reason = get_str(record, "reason") or None
             case "refused":
                 raise AttachError(get_str(record, "reason"))
             case "stacks":

@@ -18,12 +18,16 @@ from geotrain.transport.records import (
 
 logger = logging.getLogger(__name__)
 
-_RETRY_S = 0.05
+RETRY_S = 0.05
 _SAY_AFTER_S = 2.0
 
 
 class RefusedError(AttachError):
     """The daemon said no; asking again would change nothing."""
+
+
+class WentAwayError(AttachError):
+    """The daemon ended before it answered; the next one may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +58,7 @@ def dial(path: Path, *, region: str, deadline: float) -> socket.socket:
             return sock
         except (FileNotFoundError, ConnectionRefusedError, TimeoutError) as exc:
             sock.close()
-            if time.monotonic() + _RETRY_S >= deadline:
+            if time.monotonic() + RETRY_S >= deadline:
                 raise AttachError(
                     f"no daemon of region {region} at {path}; "
                     "start it with `geotrain daemon --config FILE` of this region"
@@ -67,7 +71,7 @@ def dial(path: Path, *, region: str, deadline: float) -> socket.socket:
         if not said and time.monotonic() - started >= _SAY_AFTER_S:
             said = True
             logger.info("= waiting for the daemon of region %s at %s", region, path)
-        time.sleep(_RETRY_S)
+        time.sleep(RETRY_S)
 
 
 def attach(sock: socket.socket, request: AttachRequest, fd: int, *, deadline: float) -> Answer:
@@ -75,6 +79,7 @@ def attach(sock: socket.socket, request: AttachRequest, fd: int, *, deadline: fl
 
     Raises:
         RefusedError: With the daemon's reason.
+        WentAwayError: It ended first.
         AttachError: No answer before `deadline`, or not one that can be read.
     """
     reader = RecordReader()
@@ -86,7 +91,9 @@ def attach(sock: socket.socket, request: AttachRequest, fd: int, *, deadline: fl
             sock.settimeout(max(0.001, deadline - time.monotonic()))
             data = sock.recv(64 * 1024)
             if not data:
-                raise AttachError(f"the daemon of region {request.region} closed the attachment")
+                raise WentAwayError(
+                    f"the daemon of region {request.region} closed the attachment; see its log"
+                )
             records = reader.feed(data)
         answer = records[0]
         if answer["type"] == "refused":
@@ -107,6 +114,7 @@ def attach(sock: socket.socket, request: AttachRequest, fd: int, *, deadline: fl
     except TimeoutError as exc:
         raise AttachError(f"the daemon of region {request.region} did not answer in time") from exc
     except OSError as exc:
-        raise AttachError(
-            f"the daemon of region {request.region} went away while attaching ({exc.strerror})"
+        raise WentAwayError(
+            f"the daemon of region {request.region} went away while attaching ({exc.strerror}); "
+            "start it again, then this process"
         ) from exc

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from geotrain.transport.arena import IN, OUT, Arena
+from geotrain.transport.exit_status import exit_status_of
 from geotrain.transport.records import AttachRequest, RecordReader, encode_record
 
 ATTACH_TIMEOUT_S = 10.0
@@ -22,6 +23,8 @@ MAX_UNSENT_BYTES = 64 * 1024 * 1024
 """What a rank that does not read may make the daemon hold; credits keep it far below."""
 _RECV_BYTES = 256 * 1024
 _MAX_READS = 16
+_EXIT_WAIT_S = 0.1
+"""Between the end of a process's sockets and its own."""
 _POPULATE_BYTES = 4 * 1024 * 1024
 
 
@@ -117,6 +120,15 @@ class AttachmentServer:
         if self.closed is None:
             self._on_readable()
 
+    def exit_status(self) -> int | None:
+        """How the process ended, -n for signal n; None if it lives, or nobody tells.
+
+        For `on_closed`, of a rank that is lost: it may take `_EXIT_WAIT_S` on the loop.
+        """
+        if self._pidfd < 0:
+            return None
+        return exit_status_of(self.pid, self._pidfd, wait_s=_EXIT_WAIT_S)
+
     def close(self, closed: Closed) -> None:
         """End the attachment; the rank sees its socket close."""
         if self.closed is not None:
@@ -128,11 +140,12 @@ class AttachmentServer:
         self._socket.close()
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
-            os.close(self._pidfd)
         self._close_fds()
         self._unsent.clear()
         if self._accepted:
             self._owner.on_closed(self, closed)
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
         if self.arena is not None:
             # Unmapping a large arena takes longer than the loop may stand still.
             self._loop.run_in_executor(None, self.arena.close)

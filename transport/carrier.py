@@ -38,6 +38,10 @@ class Carrier(Protocol):
     def congestion(self) -> str:
         """The kernel's congestion control for this connection, or "" where there is none."""
 
+    @property
+    def congestion_refused(self) -> str:
+        """What was asked for by name and not given, in one sentence; "" where all is as asked."""
+
     def start(self, receiver: Receiver) -> None:
         """From now on `receiver` gets what arrives; called once, before anything else."""
 

@@ -22,9 +22,11 @@ class RttEstimator:
         self._samples_s: deque[float] = deque(maxlen=RTT_SAMPLES)
         self.min_s: float | None = None
         """The least ever seen on this link: the path without queues."""
+        self.last_s: float | None = None
 
     def on_sample(self, rtt_s: float) -> None:
         self._samples_s.append(rtt_s)
+        self.last_s = rtt_s
         if self.min_s is None or rtt_s < self.min_s:
             self.min_s = rtt_s
 
@@ -36,7 +38,8 @@ class RttEstimator:
         return ordered[min(int(fraction * len(ordered)), len(ordered) - 1)]
 
     def summary(self) -> dict[str, float | None]:
-        return {"min": self.min_s, "p50": self.quantile_s(0.5), "p99": self.quantile_s(0.99)}
+        quantiles = {"p50": self.quantile_s(0.5), "p99": self.quantile_s(0.99)}
+        return {"min": self.min_s, **quantiles, "last": self.last_s}
 
 
 class RateEstimator:

@@ -10,6 +10,7 @@ class FakeCarrier:
 
     peer_address = "memory"
     congestion = ""
+    congestion_refused = ""
 
     def __init__(self, *, automatic: bool) -> None:
         self._automatic = automatic

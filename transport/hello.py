@@ -106,7 +106,10 @@ def reason_of(mine: str, theirs: str, differing: list[tuple[str, Any, Any]]) -> 
         for key, one, other in differing[:MAX_DIFFERING]
     ]
     more = len(differing) - len(shown)
-    return "; ".join(shown) + (f"; and {more} more" if more else "")
+    text = "; ".join(shown) + (f"; and {more} more" if more else "")
+    if any(key in ("proto", "version") for key, _, _ in differing):
+        text += "; install the same version of geotrain in both"
+    return text
 
 
 def read_refusal(record: Mapping[Any, Any]) -> tuple[str, Differing]:

@@ -24,6 +24,7 @@ from aiohttp import http_exceptions, web
 from aiohttp.typedefs import Handler
 
 from geotrain.transport.carrier import Carrier, DialError, Receiver
+from geotrain.transport.congestion import AUTO, InForce, choose_congestion
 from geotrain.transport.estimator import unsent_bytes
 from geotrain.transport.messages import MAX_NAME_CHARS, printable
 
@@ -52,7 +53,9 @@ _RESPONSE = f"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade
 class HttpCarrier(asyncio.BufferedProtocol):
     """A connection taken over from aiohttp, on either side."""
 
-    def __init__(self, transport: asyncio.Transport, replaced: asyncio.BaseProtocol) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, replaced: asyncio.BaseProtocol, *, congestion: str
+    ) -> None:
         self._transport = transport
         self._replaced = replaced
         self._receiver: Receiver | None = None
@@ -62,7 +65,8 @@ class HttpCarrier(asyncio.BufferedProtocol):
         transport.set_protocol(self)
         if not transport.is_reading():
             transport.resume_reading()
-        self.congestion = _tune(transport.get_extra_info("socket"))
+        in_force = _tune(transport.get_extra_info("socket"), congestion)
+        self.congestion, self.congestion_refused = in_force.name, in_force.refused
         self.peer_address = _address(transport.get_extra_info("peername"))
 
     def start(self, receiver: Receiver) -> None:
@@ -95,7 +99,8 @@ class HttpCarrier(asyncio.BufferedProtocol):
             self._transport.close()
 
     def abort(self) -> None:
-        self._transport.abort()
+        if not self.closed.is_set():  # A transport that is gone has no loop to abort it on.
+            self._transport.abort()
 
     # asyncio's side ------------------------------------------------------------------------------
 
@@ -127,8 +132,13 @@ class HttpCarrier(asyncio.BufferedProtocol):
 
 
 @asynccontextmanager
-async def dial(url: str, *, region: str, to: str, timeout_s: float) -> AsyncIterator[Carrier]:
+async def dial(
+    url: str, *, region: str, to: str, timeout_s: float, congestion: str = AUTO
+) -> AsyncIterator[Carrier]:
     """Connect to the daemon of region `to`; the connection ends with the context.
+
+    Args:
+        congestion: See congestion.py; what it was refused is told by the carrier.
 
     Raises:
         DialError: With the reason for people, within `timeout_s`.
@@ -152,7 +162,7 @@ async def dial(url: str, *, region: str, to: str, timeout_s: float) -> AsyncIter
             raise DialError(f"no answer from {url} within {timeout_s:g} s") from exc
         except (aiohttp.ClientError, OSError, ValueError) as exc:
             raise DialError(_dial_reason(url, exc)) from exc
-        carrier = _take_over(response, url)
+        carrier = _take_over(response, url, congestion)
         try:
             yield carrier
         finally:
@@ -170,7 +180,8 @@ class Acceptor(Protocol):
 class LinkServer:
     """The one port of a daemon, where its peers dial in."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, congestion: str = AUTO) -> None:
+        self._congestion = congestion
         self._runner: web.AppRunner | None = None
         self._listening: asyncio.Server | None = None
         self._silent: dict[web.RequestHandler, asyncio.TimerHandle] = {}
@@ -254,7 +265,7 @@ class LinkServer:
         if transport is None:
             return web.Response(status=400)
         assert isinstance(transport, asyncio.Transport)
-        carrier = HttpCarrier(transport, request.protocol)
+        carrier = HttpCarrier(transport, request.protocol, congestion=self._congestion)
         self._carriers.add(carrier)
         try:
             carrier.write(_RESPONSE.encode("ascii"))
@@ -266,12 +277,12 @@ class LinkServer:
         return web.Response()
 
 
-def _take_over(response: aiohttp.ClientResponse, url: str) -> HttpCarrier:
+def _take_over(response: aiohttp.ClientResponse, url: str, congestion: str) -> HttpCarrier:
     connection = response.connection
     if connection is None or connection.transport is None or connection.protocol is None:
         raise DialError(f"{url} closed the connection as it was handed over")
     assert isinstance(connection.transport, asyncio.Transport)
-    return HttpCarrier(connection.transport, connection.protocol)
+    return HttpCarrier(connection.transport, connection.protocol, congestion=congestion)
 
 
 async def _answer(response: aiohttp.ClientResponse) -> str:
@@ -296,22 +307,14 @@ def _lost_reason(exc: Exception | None) -> str:
     return f"connection lost: {exc}"
 
 
-def _tune(connection: socket.socket) -> str:
+def _tune(connection: socket.socket, congestion: str) -> InForce:
     """Set what a lane wants where the machine has it; returns the congestion control in force."""
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
-        return ""
+        return InForce(name="", refused="")
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_NOTSENT_LOWAT"):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent_bytes(None))
-    if not hasattr(socket, "TCP_CONGESTION"):
-        return ""
-    try:
-        # Under loss BBR carries a hundred times what cubic does; not every machine allows it.
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
-    except OSError:
-        pass
-    name = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-    return name.rstrip(b"\0").decode("ascii", errors="replace")
+    return choose_congestion(connection, congestion)
 
 
 def _address(peername: object) -> str:

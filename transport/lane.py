@@ -179,14 +179,18 @@ class Lane:
         if self.protocol.state is State.CLOSED:
             self._finish_closing()
             return
-        self._feed_coder()
-        started = not self._blocked and self._room > 0 and self._start_chunk()
+        # P-6: a lane in its handshake must not take chunks of the session, which has another one.
+        started = self.protocol.state is State.OPEN and self._write_bulk()
         if not self._writable:
             return  # resume_writing goes on
         if started or self._rest or self._room <= 0:
             self.wake()
         else:
             self.sent.end_burst()
+
+    def _write_bulk(self) -> bool:
+        self._feed_coder()
+        return not self._blocked and self._room > 0 and self._start_chunk()
 
     @property
     def _blocked(self) -> bool:

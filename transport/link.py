@@ -46,6 +46,8 @@ from geotrain.transport.workers import ChunkWorkers, Coder
 logger = logging.getLogger(__name__)
 
 DIAL_TIMEOUT_S = 10.0
+HELD_S = 1.0
+"""A lane that lived so long was a good one: after its end the first try is soon."""
 MAX_LANES = 4
 """Lanes of one peer in handshake or closing; more are turned away."""
 
@@ -87,7 +89,14 @@ class Link:
         self._on_acked, self._on_state = on_acked, on_state
         self._on_failed = on_failed
         if dial is None and url is not None:
-            dial = partial(dial_http, url, region=hello.region, to=peer, timeout_s=DIAL_TIMEOUT_S)
+            dial = partial(
+                dial_http,
+                url,
+                region=hello.region,
+                to=peer,
+                timeout_s=DIAL_TIMEOUT_S,
+                congestion=settings.congestion,
+            )
         self._dial = dial
         self._backoff = Backoff(rng or Random())
         self._session = Session()
@@ -211,11 +220,13 @@ class Link:
             "bytes_sent": self._bytes_sent + sum(lane.bytes_sent for lane in self._lanes),
             "bytes_received": self._bytes_received
             + sum(lane.protocol.bytes_received for lane in self._lanes),
+            "payload_bytes_sent": self._session.payload_bytes_sent,
             "messages_sent": self._session.messages_sent,
             "messages_received": self._session.messages_received,
             "lanes_opened": self._num_lanes,
             "peer_address": lane.carrier.peer_address if lane else "",
             "congestion": lane.carrier.congestion if lane else "",
+            "congestion_refused": lane.carrier.congestion_refused if lane else "",
         }
 
     # Within --------------------------------------------------------------------------------------
@@ -322,8 +333,8 @@ class Link:
 
     def _on_lane_closed(self, lane: Lane, reason: str) -> None:
         if lane is self._lane:
-            if time.monotonic() - self._since >= LONGEST_S:
-                # It held; one that closes at once must not be dialled in a tight loop.
+            if time.monotonic() - self._since >= HELD_S:
+                # One that closes at once must not be dialled in a tight loop.
                 self._backoff.reset()
             self._lane = None
             self._without_lane.set()
@@ -356,5 +367,12 @@ class Link:
         elif self._num_lanes == 0:
             logger.info("= link to %s: not there yet, trying again: %s", self.peer, reason)
         else:
-            logger.warning("x link to %s: %s", self.peer, reason)
+            expected = self._closing or self._peer_has_left()
+            level = logging.INFO if expected else logging.WARNING
+            logger.log(level, "x link to %s: %s", self.peer, reason)
         self._on_state()
+
+    def _peer_has_left(self) -> bool:
+        """Whether its rank is done; nothing more is to come from there then."""
+        entries = (entry for entry in self._board() if entry.region == self.peer)
+        return any(entry.state == "left" for entry in entries)

@@ -253,7 +253,7 @@ class LaneProtocol:
             reason = get_str(self._record(payload), "reason")[:MAX_REASON_CHARS]
         except ValueError as exc:
             raise ProtocolError(f"CLOSE: {exc}") from exc
-        self._end(f"closed by {self._hello.to}: {reason}")
+        self._end(f"closed by the other side: {reason}")
 
     def _on_board(self, header: FrameHeader, payload: memoryview) -> None:
         try:

@@ -55,6 +55,8 @@ class Session:
         self._bulk = BulkQueue()
         self.messages_sent = 0
         self.messages_received = 0
+        self.payload_bytes_sent = 0
+        """Payload before coding, of all chunks written; what was sent again counts again."""
 
     # The view ------------------------------------------------------------------------------------
 
@@ -244,6 +246,7 @@ class Session:
         """The current chunk was handed to the lane, header and all."""
         outgoing = self._sends[chunk.stream].live[chunk.seq]
         outgoing.unsent_bytes -= chunk.raw.nbytes
+        self.payload_bytes_sent += chunk.raw.nbytes
         outgoing.wire_bytes += chunk_wire_bytes(payload_length)
 
     def events_received(self) -> list[SessionEvent]:

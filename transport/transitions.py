@@ -17,6 +17,8 @@ class LinkSettings:
     ping_interval_s: float = 1.0
     silent_s: float = 10.0
     """A lane whose oldest unanswered ping is older is dead (P-11)."""
+    congestion: str = "auto"
+    """What a lane that is dialled asks the kernel for; see congestion.py."""
 
     def __post_init__(self) -> None:
         if self.ping_interval_s <= 0 or self.silent_s <= 0:

@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Literal
 
+from geotrain.commands import bench_link
+from geotrain.lab.bench.link_options import LinkBench
 from geotrain.lab.bench.options import BenchOptions, Work
 
 _MAX_REGIONS = 16
@@ -12,12 +14,16 @@ _MAX_REGIONS = 16
 def main(argv: Sequence[str]) -> int:
     """Run one measurement. Returns the exit status."""
     options = parse(argv)
+    if isinstance(options, LinkBench):
+        from geotrain.lab.bench import link
+
+        return link.main(options)
     from geotrain.lab.bench import step
 
     return step.main(options)
 
 
-def parse(argv: Sequence[str]) -> BenchOptions:
+def parse(argv: Sequence[str]) -> BenchOptions | LinkBench:
     """The options; argparse's own message and exit status 2 for what cannot be."""
     parser = argparse.ArgumentParser(prog="geotrain bench", description="Measure on this machine.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="WHAT")
@@ -29,7 +35,13 @@ def parse(argv: Sequence[str]) -> BenchOptions:
     )
     _add_step_options(step)
     _add_link_options(step)
+    link = bench_link.add_to(verbs)
     given = parser.parse_args(argv)
+    if given.verb == "link":
+        try:
+            return bench_link.options_of(given)
+        except ValueError as error:
+            link.error(str(error))
     problems = _problems(given)
     if problems:
         step.error("; ".join(problems))
@@ -48,6 +60,7 @@ def parse(argv: Sequence[str]) -> BenchOptions:
         jitter_s=given.jitter_ms / 1e3,
         window=given.window,
         congestion=given.congestion,
+        limit_s=given.limit_s,
         emulator=given.emulator,
         against_torch=given.against == "torch",
         json=given.json,
@@ -75,8 +88,14 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
         "--window",
         type=_window,
         default="classic",
-        metavar="classic|auto|N,N,..",
-        help="microbatches in flight: as 1F1B (default), following the links, or these",
+        metavar="classic|hide|auto|N,N,..",
+        help="microbatches in flight in each region: as 1F1B has (classic, the default), as many "
+        "as hide the links' delay by the figures given here, as many as follow the links, or these",
+    )
+    add(
+        "--limit-s",
+        type=float,
+        help="how long each way of running the steps may take (default: by what is asked for)",
     )
     add(
         "--against",
@@ -95,7 +114,8 @@ def _add_link_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--congestion",
         choices=("cubic", "bbr"),
-        help="what each site's kernel has; geotrain asks for bbr where it may",
+        help="of the sites' kernels and of geotrain's own connections (default: as the kernels "
+        "have it, and geotrain asks for bbr where it may)",
     )
     add(
         "--emulator",
@@ -109,11 +129,13 @@ def _numbers(text: str) -> list[float]:
     return [float(part) for part in text.split(",")]
 
 
-def _window(text: str) -> Literal["auto", "classic"] | tuple[int, ...]:
+def _window(text: str) -> Literal["auto", "classic", "hide"] | tuple[int, ...]:
     if text == "auto":
         return "auto"
     if text == "classic":
         return "classic"
+    if text == "hide":
+        return "hide"
     return tuple(int(part) for part in text.split(","))
 
 
@@ -123,7 +145,7 @@ def _spread(values: Sequence[float], count: int) -> list[float]:
 
 def _problems(given: argparse.Namespace) -> list[str]:
     regions = given.regions
-    named = given.window in ("auto", "classic")
+    named = isinstance(given.window, str)
     whole = named or all(1 <= n <= 1024 for n in given.window)
     one_each = named or len(given.window) == regions
     checks = {
@@ -135,6 +157,7 @@ def _problems(given: argparse.Namespace) -> list[str]:
         "--loss must be from 0 to 0.5": 0 <= given.loss <= 0.5,
         "--jitter-ms must be from 0 to 1000": 0 <= given.jitter_ms <= 1_000,
         "--steps must be from 2 to 1000": 2 <= given.steps <= 1000,
+        "--limit-s must be from 1 to 86400": given.limit_s is None or 1 <= given.limit_s <= 86_400,
         "--window numbers must be from 1 to 1024": whole,
         f"--window needs one number for each of the {regions} regions": one_each,
     }

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from geotrain.config import Config
 from geotrain.errors import ConfigError, Problem
+from geotrain.transport.congestion import InForce, probe
 
 _MIB = 1 << 20
 
@@ -63,6 +64,8 @@ def summary(config: Config, memory: MemoryLimit) -> Iterator[tuple[str, str]]:
     for name, peer in config.neighbours.items():
         where = f"dialled at {peer.url}" if peer.url else "must dial this site (no url here)"
         yield "peer", f"{name}: {where}, egress {peer.egress_usd_per_gb:g} $/GB"
+    if config.neighbours:
+        yield "links", congestion(site.link.congestion, probe(site.link.congestion))
     yield "socket", str(config.socket_path)
     limit_mib = memory.limit_bytes // _MIB
     much = "; the arena takes over half" if 2 * site.arena_mib > limit_mib else ""
@@ -70,6 +73,12 @@ def summary(config: Config, memory: MemoryLimit) -> Iterator[tuple[str, str]]:
         "arena",
         f"{site.arena_mib} MiB for each rank; {limit_mib} MiB is {memory.source}{much}",
     )
+
+
+def congestion(wanted: str, in_force: InForce) -> str:
+    """What the links of a daemon of this user would run under, and why not what is wanted."""
+    found = f"congestion control {in_force.name or 'as the system has it'}"
+    return f"{found}; {in_force.refused}" if in_force.refused else f"{found} ({wanted})"
 
 
 def memory_limit(

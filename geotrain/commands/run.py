@@ -60,8 +60,10 @@ def run(config: Config, command: Sequence[str], *, daemon_argv: Sequence[str] = 
     """
     events: _Events = queue.SimpleQueue()
     environment = {**os.environ, "GEOTRAIN_CONFIG": str(config.path)}
-    handlers = {number: signal.getsignal(number) for number in _FORWARDED}
-    for number in _FORWARDED:
+    # Under nohup it is ignored from the start and stays so: a closed terminal ends nothing.
+    spared = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+    handlers = {number: signal.getsignal(number) for number in _FORWARDED if number not in spared}
+    for number in handlers:
         signal.signal(number, lambda got, _frame: events.put(_Signalled(number=got)))
     tie = _parent_tie()
     children: dict[str, _Child] = {}
@@ -99,6 +101,7 @@ def _supervise(
     start_daemon: Callable[[], "_Child"],
 ) -> int:
     deadline: float | None = None
+    was_signalled = False
     deaths: list[float] = []
     while True:
         try:
@@ -112,19 +115,31 @@ def _supervise(
         match event:
             case _Signalled(number=number) if deadline is None:
                 command.signal_group(number)
+                was_signalled = True
                 deadline = time.monotonic() + COMMAND_GRACE_S
             case _Signalled():
                 command.kill_group()  # asked twice: no more patience
             case _Ended(who="command"):
-                return command.end(DAEMON_GRACE_S)
+                status = command.status()
+                # After a signal everybody knows why it ended.
+                if status > 0 and not was_signalled:
+                    _say(f"{shlex.join(argv)} ended with exit status {status}")
+                # Its status is taken last: until then the daemon can read it, and tell its peers.
+                command.stop(DAEMON_GRACE_S)
+                daemon.end(DAEMON_GRACE_S)
+                status = command.end(DAEMON_GRACE_S)
+                if status < 0:
+                    _say(f"{shlex.join(argv)} was ended by {_signal_name(-status)}")
+                return _as_a_shell(status)
             case _Ended():
                 status = daemon.end(DAEMON_GRACE_S)
                 now = time.monotonic()
                 deaths = [died for died in deaths if died > now - DEATHS_WITHIN_S] + [now]
-                if status > 128 and len(deaths) <= MAX_DEATHS:
-                    _say(f"the daemon was killed by signal {status - 128}; starting it again")
+                if status < 0 and len(deaths) <= MAX_DEATHS:
+                    _say(f"the daemon was ended by {_signal_name(-status)}; starting it again")
                     daemon = start_daemon()
                     continue
+                status = _as_a_shell(status)
                 command.end(DAEMON_GRACE_S)
                 _say(f"the daemon ended first (exit status {status}), so the command was ended")
                 return EXIT_DAEMON_DIED
@@ -153,18 +168,26 @@ class _Child:
         self._gone.set()
         events.put(_Ended(who=who))
 
+    def status(self) -> int:
+        """The exit status once `_Ended` was posted, -n for signal n; leaves it to be read."""
+        found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        assert found is not None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+    def stop(self, grace_s: float) -> None:
+        """SIGTERM, then SIGKILL at the deadline, to all of its session; its status stays there."""
+        if not self._watched:
+            self.watch("", queue.SimpleQueue())
+        self.signal_group(signal.SIGTERM)
+        self._gone.wait(grace_s)
+        # Not reaped yet, so the group's number is still ours to kill what is left of it.
+        self.kill_group()
+
     def end(self, grace_s: float) -> int:
-        """SIGTERM, then SIGKILL at the deadline, to all of its session; returns its exit status."""
-        status = self._process.returncode
-        if status is None:
-            if not self._watched:
-                self.watch("", queue.SimpleQueue())
-            self.signal_group(signal.SIGTERM)
-            self._gone.wait(grace_s)
-            # Not reaped yet, so the group's number is still ours to kill what is left of it.
-            self.kill_group()
-            status = self._process.wait()
-        return 128 - status if status < 0 else status
+        """Stop it, and return its exit status: -n for signal n."""
+        if self._process.returncode is None:
+            self.stop(grace_s)
+        return self._process.wait()
 
     def signal_group(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -189,6 +212,17 @@ def _parent_tie() -> Callable[[], None]:
             os._exit(EXIT_CANNOT_START)
 
     return tie
+
+
+def _as_a_shell(status: int) -> int:
+    return 128 - status if status < 0 else status
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal has no name
+        return f"signal {number}"
 
 
 def _say(line: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -10,22 +11,34 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
+from geotrain.commands.stacks import shortened
 from geotrain.config import Config
 from geotrain.errors import GeotrainError
 
 TIMEOUT_S = 5.0
 ANSWER_LIMIT_BYTES = 16 << 20
+_UNBOUNDED = 10_000
+_BLANK_END = re.compile(r"(?: |\x1b\[[0-9;]*m)+$", re.MULTILINE)
+"""With the codes of colours between the blanks."""
 
 
-def status(config: Config, *, stacks: bool, as_json: bool) -> int:
-    """Ask the daemon and print. GeotrainError where none is running or answers."""
-    document = fetch(config, stacks=stacks)
+def status(config: Config, *, stacks: str | None, as_json: bool) -> int:
+    """Ask the daemon and print. GeotrainError where none is running or answers.
+
+    Args:
+        stacks: "full", "short" (see stacks.py), or None for none. JSON always has them in full.
+    """
+    document = fetch(config, stacks=stacks is not None)
+    if stacks == "short" and not as_json:
+        short = {rank: shortened(text) for rank, text in document.get("stacks", {}).items()}
+        document["stacks"] = short
     if as_json:
         print(json.dumps(document))
     else:
-        show(document, Console())
+        show(document, console())
     return 0
 
 
@@ -69,33 +82,43 @@ def _life_of(pid: int) -> str:
     return "alive"
 
 
+def console() -> Console:
+    """Standard output, as wide as it is; without any escape codes under NO_COLOR or in a pipe."""
+    return Console(color_system=None if os.environ.get("NO_COLOR") else "auto")
+
+
 def show(document: Mapping[str, Any], console: Console) -> None:
-    """Print the whole document as tables and lines."""
+    """Print the whole document as tables and lines that fit the console's width."""
+    with console.capture() as captured:
+        _print(document, console)
+    # Rich fills the rows of tables up with blanks, and leaves one where it wraps a line.
+    console.file.write(_BLANK_END.sub(lambda end: end[0].replace(" ", ""), captured.get()))
+
+
+def _print(document: Mapping[str, Any], console: Console) -> None:
     view = "all regions ready" if document["view"] is not None else "not all regions are ready"
     console.print(
         f"run [bold]{escape(document['run_id'])}[/], region [bold]{escape(document['region'])}[/]: "
-        f"{view}; daemon pid {document['pid']}, up {duration(document['uptime_s'])}, "
-        f"links {document['security']}",
+        f"{view}\ndaemon pid {document['pid']}, up {duration(document['uptime_s'])}, "
+        f"links {document['security']}\n",
         highlight=False,
-        soft_wrap=True,
     )
-    console.print(_regions(document["board"]))
-    console.print(_ranks(document["ranks"]))
+    console.print(_regions(document["board"]), "")
+    console.print(_ranks(document["ranks"]), "")
     if document["links"]:
-        console.print(_links(document["links"]))
-        for peer, link in document["links"].items():
-            if link.get("reason"):
-                console.print(f"{peer}: {link['reason']}", markup=False, highlight=False)
-    console.print(_egress(document["egress"]), highlight=False, soft_wrap=True)
+        _show_links(document["links"], console)
+    console.print(_egress(document["egress"], console.width), highlight=False)
     for rank, text in document.get("stacks", {}).items():
         console.print(f"\n[bold]rank {escape(rank)}[/]")
         console.print(text.rstrip(), markup=False, highlight=False, soft_wrap=True)
 
 
 def _table(*columns: str) -> Table:
+    """The last column takes what width there is and wraps; the others stay whole."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for column in columns[:-1]:
+        table.add_column(column, no_wrap=True)
+    table.add_column(columns[-1], overflow="fold")
     return table
 
 
@@ -104,12 +127,14 @@ def _regions(board: list[Mapping[str, Any]]) -> Table:
     for entry in board:
         error = entry.get("error") or {}
         note = error.get("detail") or entry.get("note") or ""
+        if error.get("region") not in (None, entry["region"]):
+            note = f"stopped: region {error['region']}: {note}"
         table.add_row(escape(entry["region"]), entry["state"], escape(str(note)))
     return table
 
 
 def _ranks(ranks: list[Mapping[str, Any]]) -> Table:
-    table = _table("rank", "pid", "step", "loss", "now", "since")
+    table = _table("rank", "pid", "step", "loss", "since", "now")
     for rank in ranks:
         step, loss = rank["step"], (rank.get("report") or {}).get("loss")
         table.add_row(
@@ -117,12 +142,29 @@ def _ranks(ranks: list[Mapping[str, Any]]) -> Table:
             str(rank["pid"]),
             "-" if step is None else str(step),
             f"{loss:.4f}" if isinstance(loss, int | float) else "-",
-            escape(rank["action"]) if rank["state"] != "left" else "left",
             duration(rank["action_age_s"]),
+            escape(rank["action"]) if rank["state"] != "left" else "left",
         )
     if not ranks:
         table.add_row("none attached", "", "", "", "", "")
     return table
+
+
+def _show_links(links: Mapping[str, Mapping[str, Any]], console: Console) -> None:
+    """One table where it fits, else a few lines for each link."""
+    table = _links(links)
+    # As if there were room: within its own width a table always "fits", with words cut off.
+    wanted = Measurement.get(console, console.options.update_width(_UNBOUNDED), table).maximum
+    fits = wanted <= console.width
+    if fits:
+        console.print(table)
+    for peer, link in links.items():
+        if not fits:
+            console.print(_link(peer, link), markup=False, highlight=False)
+        for text in (link.get("reason"), _congestion(link)):
+            if text:
+                console.print(f"link to {peer}: {text}", markup=False, highlight=False)
+    console.print()
 
 
 def _links(links: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -142,15 +184,35 @@ def _links(links: Mapping[str, Mapping[str, Any]]) -> Table:
     return table
 
 
-def _egress(egress: Mapping[str, Any]) -> str:
+def _congestion(link: Mapping[str, Any]) -> str:
+    refused = link.get("congestion_refused")
+    return f"{refused}; it runs {link.get('congestion')}" if refused else ""
+
+
+def _link(peer: str, link: Mapping[str, Any]) -> str:
+    rate = link.get("rate_bytes_per_s") or {}
+    return (
+        f"link to {peer}: {link['state']} for {duration(link.get('since_s'))}\n"
+        f"  RTT min/p50/p99  {round_trip(link.get('rtt_s') or {})}\n"
+        f"  out              {_flow(rate.get('send'), link.get('bytes_sent'))} sent\n"
+        f"  in               {_flow(rate.get('receive'), link.get('bytes_received'))} received"
+    )
+
+
+def _flow(bytes_per_s: float | None, num_bytes: float | None) -> str:
+    rate = "" if bytes_per_s is None else f"{bit_rate(bytes_per_s)}, "
+    return f"{rate}{size(num_bytes)}"
+
+
+def _egress(egress: Mapping[str, Any], width: int) -> str:
+    """One line, or two where it is too long for the width."""
     per_million = egress["usd_per_million_tokens"]
     limit = egress["limit_usd_per_day"]
-    return (
-        f"egress {size(egress['bytes_today'])} today, {egress['usd_today']:.2f} $"
-        + (f" of {limit:g} $ a day" if limit is not None else "")
-        + f"; {egress['usd_per_hour']:.2f} $/h"
-        + (f", {per_million:.4f} $ per million tokens" if per_million is not None else "")
-    )
+    today = f"egress {size(egress['bytes_today'])} today, {egress['usd_today']:.2f} $"
+    today += f" of {limit:g} $ a day;" if limit is not None else ";"
+    speed = f"{egress['usd_per_hour']:.2f} $/h"
+    speed += f", {per_million:.4f} $ per million tokens" if per_million is not None else ""
+    return f"{today} {speed}" if len(today) + 1 + len(speed) <= width else f"{today}\n  {speed}"
 
 
 def duration(seconds: float | None) -> str:
@@ -171,12 +233,12 @@ def round_trip(rtt_s: Mapping[str, float | None]) -> str:
     """Such as "100.2/100.9/104.0 ms"."""
     values = [rtt_s.get(name) for name in ("min", "p50", "p99")]
     if all(value is None for value in values):
-        return "-"
+        return "not known yet"
     return "/".join("-" if value is None else f"{value * 1e3:.1f}" for value in values) + " ms"
 
 
 def bit_rate(bytes_per_s: float | None) -> str:
-    """In Mbit/s, as links are sold."""
+    """In Mbit/s, as links are sold; "-" while nothing has flowed."""
     return "-" if bytes_per_s is None else f"{bytes_per_s * 8e-6:.1f} Mbit/s"
 
 

@@ -28,18 +28,22 @@ def read_toml(file: Path, *, named_by: tuple[Path, str] | None = None) -> dict[s
     raise ConfigError([problem])
 
 
-def check_version(file: Path, data: dict[str, Any], *, required: bool) -> None:
-    """Raise ConfigError for another version, by itself: its keys may mean something else."""
-    version = data.get("version")
-    if version is None and not required:
-        return
-    if type(version) is int and version == CONFIG_VERSION:
-        return
-    allowed = f"this geotrain reads version = {CONFIG_VERSION} only"
-    if version is None:
+def take_version(file: Path, data: dict[str, Any], *, required: bool) -> list[Problem]:
+    """Take `version` out of a file's tables, or what was meant as it. Returns what is wrong.
+
+    The other keys are judged all the same: a user sees every problem at once.
+    """
+    if "version" in data:
+        version = data.pop("version")
+        if type(version) is int and version == CONFIG_VERSION:
+            return []
+        allowed, value = f"this geotrain reads version = {CONFIG_VERSION} only", written(version)
+    elif required:
+        allowed, value = f"is missing; write version = {CONFIG_VERSION} at the top", ""
         near = difflib.get_close_matches("version", data, n=1)
-        allowed = f"is missing; write version = {CONFIG_VERSION} at the top" + (
-            f' (instead of "{near[0]}")' if near else ""
-        )
-    value = "" if version is None else written(version)
-    raise ConfigError([Problem(file=str(file), key="version", value=value, allowed=allowed)])
+        if near:  # told here, and not again as an unknown key
+            allowed += f' (instead of "{near[0]}")'
+            del data[near[0]]
+    else:
+        return []
+    return [Problem(file=str(file), key="version", value=value, allowed=allowed)]

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 import socket
 import time
 from collections.abc import Iterable, Mapping
@@ -54,8 +55,11 @@ class RankEvents(Protocol):
     def on_failed(self, error: RegionError) -> None: ...
     def on_left(self, reason: str) -> None: ...
 
-    def on_detached(self, error: RegionError) -> None:
-        """The rank is gone and its memory about to go; `error` holds if it had not said why."""
+    def on_detached(self, error: RegionError) -> bool:
+        """The rank is gone and its memory about to go; `error` holds if it had not said why.
+
+        Returns whether it was told on, and so logged.
+        """
 
 
 @dataclass(slots=True)
@@ -196,9 +200,10 @@ class Attachments:
         del self.ranks[rank.request.rank]
         for future in list(rank.stacks.values()):
             future.cancel()
-        self._events.on_detached(self._lost(rank, closed))
-        if rank.state not in ("left", "failed"):
-            logger.warning("! rank %d (pid %d): %s", rank.request.rank, server.pid, closed.reason)
+        error = self._lost(rank, closed)
+        was_told = self._events.on_detached(error)
+        if not was_told and rank.state not in ("left", "failed"):
+            logger.warning("! %s", error.detail)
 
     def _on_stacks(self, rank: Rank, record: Mapping[str, Any]) -> None:
         future = rank.stacks.get(get_int(record, "id"))
@@ -226,10 +231,13 @@ class Attachments:
         if closed.garbled:
             detail = f"rank {number} (pid {pid}): {closed.reason}; it runs other code than ours?"
         else:
+            status = None
+            if rank.state not in ("left", "failed"):  # those have said why, and may live on
+                status = rank.server.exit_status()
             age_s = rank.liveness.action_age_s(time.monotonic())
             detail = (
-                f"rank {number} (pid {pid}) ended without a word ({closed.reason}; exit status "
-                f"unknown); last seen in {rank.liveness.action!r} for {age_s:.1f} s"
+                f"rank {number} (pid {pid}) {ended_how(status, closed.reason)}; "
+                f"last seen in {rank.liveness.action!r} for {age_s:.1f} s"
             )
         return RegionError(region=self._served.region, kind="lost", detail=detail)
 
@@ -261,6 +269,32 @@ def refusal(served: Served, request: AttachRequest) -> str | None:
     if set(request.rings) != wanted:
         return f"the arena has rings {_names(request.rings)}, this place needs {_names(wanted)}"
     return None
+
+
+_HINTS = {
+    signal.SIGKILL: "out of memory? the kernel's log tells",
+    signal.SIGTERM: "its job was cancelled? to end in order, let a handler call request_stop()",
+    signal.SIGHUP: "its terminal was closed?",
+}
+
+
+def ended_how(status: int | None, seen: str) -> str:
+    """How a rank ended that did not say why.
+
+    Args:
+        status: Its exit status, -n for signal n; None where it is not known.
+        seen: What was noticed of it.
+    """
+    if status is None:
+        return f"ended without saying why ({seen}); whoever started it has its exit status"
+    if status >= 0:
+        return f"ended with exit status {status} without leaving the run (os._exit, or a library)"
+    try:
+        number = signal.Signals(-status)
+    except ValueError:  # a real-time signal has no name
+        return f"was ended by signal {-status}"
+    hint = _HINTS.get(number)
+    return f"was ended by {number.name}" + (f" ({hint})" if hint else "")
 
 
 def _names(keys: Iterable[tuple[int, str]]) -> str:

@@ -16,7 +16,7 @@ class EgressMeter:
         self._limit_usd_per_day = limit_usd_per_day
         self._seen: dict[str, int] = {}
         self._usd = 0.0
-        self._tokens = 0
+        self._tokens = 0.0
         self._day = ""
         self._bytes_today = 0
         self._usd_today = 0.0
@@ -42,7 +42,7 @@ class EgressMeter:
         while now - self._history[0][0] > _RATE_WINDOW_S:
             self._history.popleft()
 
-    def on_tokens(self, num_tokens: int) -> None:
+    def on_tokens(self, num_tokens: float) -> None:
         self._tokens += num_tokens
 
     @property

@@ -5,6 +5,7 @@ peer's rank has released it, and what comes in is received into the rank's arena
 """
 
 import logging
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -34,6 +35,7 @@ class ExchangeLink(Protocol):
     def close_view(self) -> None: ...
     def offer(self, message: Message, payload: memoryview | None) -> None: ...
     def release(self, stream: int, view: int, seqs: Sequence[int]) -> None: ...
+    def stats(self) -> Mapping[str, Any]: ...
 
 
 class Exchange:
@@ -43,7 +45,7 @@ class Exchange:
         self.board = board
         self.view: View | None = None
         self.stop_reason: str | None = None
-        self.num_tokens = 0
+        self.num_tokens = 0.0
         """Targets of all steps that the rank reported."""
         self._links: dict[str, ExchangeLink] = {}
         self._routes = {regions[route.peer_index]: route for route in routes}
@@ -91,7 +93,7 @@ class Exchange:
                 self._restore_link(rank, peer, route, restored)
         self._tell_rank(self.board.entries)
         if self.stop_reason is not None:
-            rank.server.post({"type": "stop", "reason": self.stop_reason})
+            self._tell_stop(self.stop_reason)
         self._publish([entry], to_rank=False)
 
     def on_ready(self, identity: Mapping[str, Any]) -> None:
@@ -121,7 +123,8 @@ class Exchange:
 
     def on_report(self, report: Mapping[str, Any]) -> None:
         num_tokens = report.get("num_tokens")
-        if isinstance(num_tokens, int):
+        # A weight of targets, so a float; whatever a rank sends, the sum stays a number.
+        if isinstance(num_tokens, int | float) and 0 <= num_tokens < math.inf:
             self.num_tokens += num_tokens
 
     def on_failed(self, error: RegionError) -> None:
@@ -130,12 +133,14 @@ class Exchange:
     def on_left(self, reason: str) -> None:
         self._publish([self.board.update(state="left", note=reason)])
 
-    def on_detached(self, error: RegionError) -> None:
+    def on_detached(self, error: RegionError) -> bool:
         self._rank = None
         # Before the arena goes: a lane must not write into it any more.
         self._close_links()
-        if self.board.own.state in ("attached", "ready"):
+        was_in = self.board.own.state in ("attached", "ready")
+        if was_in:
             self.on_failed(error)
+        return was_in
 
     # From the links.
 
@@ -180,8 +185,7 @@ class Exchange:
         if self.stop_reason is None:
             self.stop_reason = reason
             logger.warning("= stopping at the next step border: %s", reason)
-            if self._rank is not None:
-                self._rank.server.post({"type": "stop", "reason": reason})
+            self._tell_stop(reason)
 
     def give_up_earlier(self) -> None:
         """The rank that an earlier daemon had did not come: the others wait in vain."""
@@ -195,10 +199,18 @@ class Exchange:
             self._publish([self.board.give_up(error.to_record())])
 
     def allow(self) -> None:
-        """The reason to stop is over (a new day)."""
-        self.stop_reason = None
+        """The reason to stop is over (a new day); a rank that has not stopped yet goes on."""
+        if self.stop_reason is not None:
+            self.stop_reason = None
+            logger.info("= the reason to stop is over")
+            self._tell_stop("")
 
     # Inside.
+
+    def _tell_stop(self, reason: str) -> None:
+        """Tell our rank why to stop; empty: for no reason any more."""
+        if self._rank is not None:
+            self._rank.server.post({"type": "stop", "reason": reason})
 
     def _welcome(self, rank: Rank, incarnation: int) -> None:
         regions = [one.region for one in self.board.entries]
@@ -210,6 +222,9 @@ class Exchange:
                 "num_regions": len(regions),
             }
         )
+        # Ahead of the board, so that a rank that has the board knows of links that are refused.
+        links = {peer: link.stats() for peer, link in self._links.items()}
+        rank.server.post({"type": "links", "links": links})
 
     def _restore_link(self, rank: Rank, peer: str, route: Route, restored: Restored) -> None:
         if route.sends not in restored.sends or route.receives not in restored.receives:

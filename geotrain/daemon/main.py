@@ -27,6 +27,7 @@ from geotrain.daemon.status import StatusPage, os_reason
 from geotrain.daemon.watch import TICK_S, Watch
 from geotrain.errors import GeotrainError
 from geotrain.observability.metrics import LAG_INTERVAL_S, LoopLag
+from geotrain.transport.congestion import probe
 from geotrain.transport.hello import Hello
 from geotrain.transport.http import LinkServer
 from geotrain.transport.link import Link, LinkSettings
@@ -77,7 +78,7 @@ class Daemon:
             config.site.limits.egress_usd_per_day,
         )
         self._links = self._make_links()
-        self._link_server = LinkServer()
+        self._link_server = LinkServer(congestion=config.site.link.congestion)
         self._watch = Watch(
             exchange=self._exchange,
             attachments=self._attachments,
@@ -111,6 +112,9 @@ class Daemon:
 
     async def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         site = self._config.site
+        in_force = probe(site.link.congestion)
+        if in_force.refused:
+            logger.warning("! site.link: %s; links run %s", in_force.refused, in_force.name)
         try:
             await self._link_server.start(*split_address(site.listen), self._links.get)
         except OSError as exc:
@@ -135,17 +139,21 @@ class Daemon:
         )
 
     async def _say_goodbye(self, reason: str) -> None:
+        name = self._config.site.name
+        # `geotrain run` ends its daemon so once the command has ended.
+        ends = {"left": "its training process is done", "failed": "its training process failed"}
+        why = ends.get(self._board.own.state, f"ended by {reason}")
         self._exchange.fail(
             "daemon",
-            f"the daemon of region {self._config.site.name} was ended ({reason}); "
+            f"the daemon of region {name} was ended ({reason}); "
             "start it again, then the training process",
         )
-        text = f"region {self._config.site.name}'s daemon was ended ({reason})"
+        text = f"its daemon ends: {why}"
         closing = [asyncio.ensure_future(link.close(text)) for link in self._links.values()]
         if closing:
             await asyncio.wait(closing, timeout=GOODBYE_TIMEOUT_S)
         self._attachments.close()
-        logger.info("x ended by %s", reason)
+        logger.info("= the daemon ends: %s", why)
 
     async def _tick(self) -> None:
         while True:
@@ -162,7 +170,9 @@ class Daemon:
     def _make_links(self) -> dict[str, Link]:
         site = self._config.site
         settings = LinkSettings(
-            ping_interval_s=site.link.ping_interval_s, silent_s=site.liveness.silent_s
+            ping_interval_s=site.link.ping_interval_s,
+            silent_s=site.liveness.silent_s,
+            congestion=site.link.congestion,
         )
         coder = make_coder()
         boot = time.time_ns()

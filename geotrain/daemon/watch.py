@@ -39,7 +39,7 @@ class Watch:
         self._give_up_at = now + liveness.silent_s
         """A rank that an earlier daemon had looks for us all the time, so by then it has come."""
         self._down_since: dict[str, float] = {}
-        self._counted_tokens = 0
+        self._counted_tokens = 0.0
 
     def tick(self, *, now: float, day: str) -> None:
         """

@@ -25,6 +25,14 @@ os.execvp(sys.argv[2], sys.argv[2:])
 _TAIL_LINES = 12
 
 
+def ending_signals() -> list[signal.Signals]:
+    """Those that end a command in order. Under nohup a closed terminal does not."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    return numbers
+
+
 def tethered(command: Sequence[str], *, parent_pid: int) -> list[str]:
     """The command, run so that the kernel kills it when the process `parent_pid` ends.
 
@@ -35,10 +43,20 @@ def tethered(command: Sequence[str], *, parent_pid: int) -> list[str]:
 
 def isolated_module(module: str, arguments: Sequence[str]) -> list[str]:
     """The command that runs a module of this very package, whatever the folder or environment."""
+    return [sys.executable, "-I", "-c", _run_module(module), *arguments]
+
+
+def own_module(module: str, arguments: Sequence[str]) -> list[str]:
+    """The same with the environment's packages; no folder called geotrain hides this one."""
+    return [sys.executable, "-P", "-c", _run_module(module), *arguments]
+
+
+def _run_module(module: str) -> str:
     root = str(Path(__file__).resolve().parents[2])
-    code = f"import sys, runpy; sys.path.insert(0, {root!r}); "
-    code += f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
-    return [sys.executable, "-I", "-c", code, *arguments]
+    return (
+        f"import sys, runpy; sys.path.insert(0, {root!r}); "
+        f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -17,6 +17,8 @@ from typing import Any
 from geotrain.errors import ConfigError
 from geotrain.lab.settings import USER_KEYS, Direction, LinkSettings, Selection, in_base_units
 
+MAX_SCRIPT_BYTES = 1 << 20
+MAX_AT_S = 1e7
 _OWN_KEYS = {"at_s", "between", "from", "to", "why"}
 
 
@@ -41,7 +43,11 @@ class Change:
 def read_script(path: Path) -> str:
     """The text of a script file. ConfigError where it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(MAX_SCRIPT_BYTES + 1)
+        if len(content) > MAX_SCRIPT_BYTES:
+            raise ConfigError(f"the script {path} is larger than {MAX_SCRIPT_BYTES >> 20} MiB")
+        return content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the script {path}: {error}") from error
 
@@ -70,8 +76,8 @@ def _change_of(entry: Mapping[str, Any], directions: Sequence[Direction]) -> Cha
         allowed = ", ".join((*sorted(_OWN_KEYS), *USER_KEYS))
         raise ConfigError(f"unknown key {', '.join(unknown)}; there are: {allowed}")
     at_s = entry.get("at_s")
-    if not isinstance(at_s, int | float) or not _is_number(at_s) or at_s < 0:
-        raise ConfigError("at_s must be a number of seconds, 0 or more")
+    if not isinstance(at_s, int | float) or not _is_number(at_s) or not 0 <= at_s <= MAX_AT_S:
+        raise ConfigError(f"at_s must be a number of seconds from 0 to {MAX_AT_S:g}")
     written = {key: entry[key] for key in USER_KEYS if key in entry}
     for key, value in written.items():
         if not (isinstance(value, bool) if key == "cut" else _is_number(value)):

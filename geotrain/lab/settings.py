@@ -1,6 +1,7 @@
 """What a link of the lab is like, per direction, and which sites it joins."""
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, Self
@@ -13,6 +14,11 @@ Direction = tuple[str, str]
 
 MSS_BYTES, MTU_BYTES = 1448, 1500
 """Payload of a full TCP segment, and the segment with its headers."""
+MAX_DELAY_S = 3600.0
+MIN_RATE, MAX_RATE = 1.0, 1.25e11
+"""Bytes a second."""
+MAX_QUEUE_BYTES = 1 << 40
+MIN_IDLE_S, MAX_IDLE_S = 0.001, 1e7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +47,18 @@ class LinkSettings:
 
     def __post_init__(self) -> None:
         for name in ("delay_s", "jitter_s", "queue_s"):
-            _require(getattr(self, name) >= 0, name, "must not be negative", getattr(self, name))
+            self._check(name, 0, MAX_DELAY_S, "s")
         _require(0 <= self.loss <= 1, "loss", "must be a probability from 0 to 1", self.loss)
-        for name in ("rate_bytes_per_s", "queue_bytes", "idle_drop_s"):
-            value = getattr(self, name)
-            _require(value is None or value > 0, name, "must be > 0, or None for none", value)
+        if self.rate_bytes_per_s is not None:
+            self._check("rate_bytes_per_s", MIN_RATE, MAX_RATE, "bytes/s, or None for any")
+        if self.queue_bytes is not None:
+            self._check("queue_bytes", 1, MAX_QUEUE_BYTES, "bytes, or None")
+        if self.idle_drop_s is not None:
+            self._check("idle_drop_s", MIN_IDLE_S, MAX_IDLE_S, "s, or None for never")
+
+    def _check(self, name: str, low: float, high: float, unit: str) -> None:
+        value = getattr(self, name)
+        _require(low <= value <= high, name, f"must be {low:g} to {high:g} {unit}", value)
 
     @classmethod
     def from_round_trip(cls, rtt_s: float, **others: Any) -> Self:
@@ -113,8 +126,30 @@ def in_base_units(values: Mapping[str, Any]) -> dict[str, Any]:
             changes[name] = None
         else:
             number = value * factor
+            _require(math.isfinite(number), key, "must be a finite number", value)
             changes[name] = int(number) if name == "queue_bytes" else number
     return changes
+
+
+def describe_settings(settings: Mapping[str, Any]) -> str:
+    """Fields of LinkSettings in the units that people use, such as "round trip 250 ms"."""
+    return ", ".join(_describe(name, value) for name, value in settings.items())
+
+
+def _describe(name: str, value: Any) -> str:
+    match name:
+        case "cut":
+            return "cut" if value else "mended"
+        case "loss":
+            return f"loss {value * 100:g} %"
+        case "rate_bytes_per_s":
+            return "any rate" if value is None else f"{value * 8e-6:g} Mbit/s"
+        case "idle_drop_s":
+            return "never forgets" if value is None else f"forgets after {value:g} s of silence"
+        case "queue_bytes":
+            return "no limit in bytes" if value is None else f"queue {value / 1024:g} KiB"
+    words = {"rtt_s": "round trip", "delay_s": "delay", "jitter_s": "jitter", "queue_s": "queue"}
+    return f"{words.get(name, name)} {value * 1e3:g} ms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,6 +99,9 @@ def _links(status: Mapping[str, Any]) -> Iterator[Metric]:
     up = GaugeMetricFamily("geotrain_link_up", "1 while connected.", labels=["peer"])
     sent = CounterMetricFamily("geotrain_link_sent_bytes", "On the wire.", labels=["peer"])
     received = CounterMetricFamily("geotrain_link_received_bytes", "On the wire.", labels=["peer"])
+    payload = CounterMetricFamily(
+        "geotrain_link_sent_payload_bytes", "Sent, as it was before coding.", labels=["peer"]
+    )
     rtt = GaugeMetricFamily(
         "geotrain_link_rtt_seconds", "Round trip time.", labels=["peer", "quantile"]
     )
@@ -106,11 +109,12 @@ def _links(status: Mapping[str, Any]) -> Iterator[Metric]:
         up.add_metric([peer], float(link.get("state") == "connected"))
         sent.add_metric([peer], link.get("bytes_sent", 0))
         received.add_metric([peer], link.get("bytes_received", 0))
+        payload.add_metric([peer], link.get("payload_bytes_sent", 0))
         round_trip = link.get("rtt_s") or {}
         for name, label in (("min", "0"), ("p50", "0.5"), ("p99", "0.99")):
             if isinstance(round_trip.get(name), int | float):
                 rtt.add_metric([peer, label], round_trip[name])
-    yield from (up, sent, received, rtt)
+    yield from (up, sent, received, payload, rtt)
 
 
 def _egress(status: Mapping[str, Any]) -> Iterator[Metric]:

@@ -64,3 +64,13 @@ def check_training(
                 f"{name} ({type(module).__name__}) makes sparse gradients, of which there is no "
                 f"global norm; build it with sparse=False"
             )
+
+
+def check_keep(keep: Any, *, at_least: int) -> None:
+    """Raises ConfigError for a number of checkpoints that could leave no common one."""
+    if keep is None or (type(keep) is int and keep >= at_least):
+        return
+    raise ConfigError(
+        f"pipeline.save(): keep must be a whole number >= {at_least}, or None to keep all "
+        f"(got {keep!r}); another region may still need the checkpoint before the newest"
+    )

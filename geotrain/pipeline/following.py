@@ -159,7 +159,7 @@ def measure(context: Context, account: Account, *, memory_limit: int, now: float
 
 
 def _durations_us(account: Account, kind: Kind) -> tuple[int, ...]:
-    times = [_us(end - begin) for action, begin, end in account.trace if action.kind == kind]
+    times = [_us(ran.end_s - ran.begin_s) for ran in account.trace if ran.kind == kind]
     return tuple(times[:MAX_ENTRIES])
 
 

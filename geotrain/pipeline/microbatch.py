@@ -49,14 +49,15 @@ def batch_size(batch: Any) -> int:
 def split_batch(batch: Any, sizes: tuple[int, ...]) -> list[Any]:
     """The batch's tree once per microbatch, each tensor narrowed to its samples.
 
-    Copies, so that a model which changes its input in place does not touch other microbatches.
+    Views of the batch: a model may change its input in place, so copy one before it runs. All of
+    them at once would copy the whole batch before the step's first forward.
     """
     microbatches = []
     start = 0
     for size in sizes:
 
         def narrow(tensor: torch.Tensor, start: int = start, size: int = size) -> torch.Tensor:
-            return (tensor.narrow(0, start, size) if tensor.dim() > 0 else tensor).clone()
+            return tensor.narrow(0, start, size) if tensor.dim() > 0 else tensor
 
         microbatches.append(map_tensors(batch, narrow))
         start += size

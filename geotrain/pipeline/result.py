@@ -1,7 +1,12 @@
-"""What a step and an evaluation report: the same figures in every region and rank."""
+"""What a step and an evaluation report.
+
+Figures are the same in every region and rank, but for times and the trace, which are a rank's own.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from geotrain.pipeline.trace import TracedAction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +36,8 @@ class StepResult:
     """Bytes put on all links, as acknowledged since the previous step."""
     attribution_s: Mapping[str, float]
     """Where this region's wall time went; sums to step_s."""
+    trace: tuple[TracedAction, ...] = ()
+    """This region's forwards and backwards in the order they ran, as this rank saw them."""
 
     def metrics(self) -> dict[str, float]:
         """The figures a tracker wants, under flat names."""

@@ -11,7 +11,8 @@ from geotrain.errors import RegionError
 from geotrain.pipeline.edge import Edge
 from geotrain.pipeline.group import Group
 from geotrain.pipeline.schedule import Action, Kind, next_kind
-from geotrain.pipeline.stage import Stage, Weight, to_device
+from geotrain.pipeline.stage import Stage, Weight, copy_to_device
+from geotrain.pipeline.trace import TracedAction
 
 _WORDS: dict[Kind, str] = {"F": "forward", "B": "backward"}
 _CALLS = {"forward": "step", "evaluate": "evaluation batch"}
@@ -51,7 +52,7 @@ class Work:
     window: int
     weight: Weight
     microbatches: Sequence[tuple[Any, Any]] = ()
-    """(inputs, targets) of each microbatch; in the first region only."""
+    """(inputs, targets) of each microbatch, views of the batch; in the first region only."""
 
     @property
     def training(self) -> bool:
@@ -67,8 +68,7 @@ _NOTHING = Work(
 class Account:
     """What the region did and how long it took."""
 
-    trace: list[tuple[Action, float, float]] = field(default_factory=list)
-    """Each action with its start and end, monotonic seconds."""
+    trace: list[TracedAction] = field(default_factory=list)
     compute_s: float = 0.0
     transfer_s: float = 0.0
     """Copying and coding between tensors and the arena."""
@@ -206,13 +206,15 @@ class Runtime:
         else:
             compute_s = self._backward(action.microbatch, work)
         end = time.monotonic()
-        account.trace.append((action, begin, end))
+        account.trace.append(
+            TracedAction(kind=action.kind, microbatch=action.microbatch, begin_s=begin, end_s=end)
+        )
         account.compute_s += compute_s
         account.transfer_s += end - begin - compute_s
 
     def _forward(self, microbatch: int, work: Work) -> float:
         if self._up is None:
-            inputs, targets = to_device(work.microbatches[microbatch], self._device)
+            inputs, targets = copy_to_device(work.microbatches[microbatch], self._device)
         else:
             inputs, targets = self._up.take(work.mode, work.step, microbatch, device=self._device)
         began = time.monotonic()

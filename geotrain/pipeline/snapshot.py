@@ -10,6 +10,7 @@ from torch import nn
 
 from geotrain.control.votes import Vote
 from geotrain.errors import ConfigError
+from geotrain.pipeline.checks import check_keep
 from geotrain.pipeline.context import Context
 from geotrain.pipeline.line import Line
 from geotrain.pipeline.opening import check_announced
@@ -41,6 +42,9 @@ class Snapshot:
         self._schedulers = schedulers
         self._hooks = hooks
         self._position = position
+        self._saved: dict[Path, set[int]] = {}
+        """By folder: the steps that this run has written."""
+        self._resumed: dict[Path, int] = {}
 
     @property
     def _stateful(self) -> dict[str, Any]:
@@ -54,9 +58,10 @@ class Snapshot:
     def _names(self) -> dict[nn.Parameter, str]:
         return {parameter: name for name, parameter in self._segment.named_parameters()}
 
-    def save(self, folder: Path) -> Path:
-        """Write everything as of the step just done."""
+    def save(self, folder: Path, *, keep: int | None = None) -> Path:
+        """Write everything as of the step just done; then keep only the newest, see `prune`."""
         checkpoint = _checkpoint()
+        check_keep(keep, at_least=checkpoint.MIN_KEPT)
         self._context.set_action(f"saving step {self._position.step}")
         tensors = {f"model/{name}": value for name, value in self._segment.state_dict().items()}
         extra: dict[str, Any] = {"position": self._position.counters()}
@@ -82,6 +87,16 @@ class Snapshot:
             tensors=tensors,
             extra=extra,
         )
+        root = folder.resolve()
+        self._saved.setdefault(root, set()).add(self._position.step)
+        if keep is not None:
+            checkpoint.prune(
+                root,
+                region=self._context.place.name,
+                saved=self._saved[root],
+                resumed=self._resumed.get(root),
+                keep=keep,
+            )
         self._context.set_action(f"in user code after saving step {self._position.step}")
         return path
 
@@ -110,6 +125,8 @@ class Snapshot:
         if len(set(newest.values())) > 1:
             logger.warning("regions' newest steps differ (%s): resuming from %d", newest, step)
         self._restore(folder, step, loader)
+        self._saved.clear()  # what was saved of later steps is not of this run any more
+        self._resumed = {folder.resolve(): step}
         self._context.set_action(f"in user code after resuming step {step}")
         logger.info("resumed from step %d in %s", step, folder)
         return step

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from geotrain.pipeline.device import seed_generators
 from geotrain.pipeline.memory import ActivationMeter
 from geotrain.pipeline.tree import flatten, map_tensors, unflatten
 
@@ -244,7 +245,7 @@ class Stage:
             # Read from the object, not from a thread-local: on CUDA a recompute runs on a thread
             # of autograd's own.
             if self._draw_key is not None:
-                torch.manual_seed(draw_seed(self._seed, *self._draw_key, name))
+                seed_generators(draw_seed(self._seed, *self._draw_key, name), self._device)
 
         return seed
 
@@ -255,6 +256,6 @@ def draw_seed(seed: int, mode: str, step: int, microbatch: int, layer: str) -> i
     return int.from_bytes(digest[:8], "little") % 2**63
 
 
-def to_device(tree: Any, device: torch.device) -> Any:
-    """The tree with its tensors on `device`."""
-    return map_tensors(tree, lambda tensor: tensor.to(device))
+def copy_to_device(tree: Any, device: torch.device) -> Any:
+    """The tree with copies of its tensors on `device`, which share no memory with anything."""
+    return map_tensors(tree, lambda tensor: tensor.to(device, copy=True))

@@ -131,7 +131,7 @@ class Pipeline:
                 "commit": ended - decided,
             }
             self._ended_s = ended
-            result = self._result(decision, opening, grad_norm, spent)
+            result = self._result(decision, opening, grad_norm, spent, account)
             self._finish(result, decision)
             return result
 
@@ -180,7 +180,12 @@ class Pipeline:
         return float(total)
 
     def _result(
-        self, decision: Decision, opening: Opening, grad_norm: float, spent: dict[str, float]
+        self,
+        decision: Decision,
+        opening: Opening,
+        grad_norm: float,
+        spent: dict[str, float],
+        account: Account,
     ) -> StepResult:
         return StepResult(
             step=self._position.step,
@@ -195,6 +200,7 @@ class Pipeline:
             step_s=sum(spent.values()),
             wan_bytes=decision.wire_bytes,
             attribution_s=spent,
+            trace=tuple(account.trace),
         )
 
     def _finish(self, result: StepResult, decision: Decision) -> None:
@@ -276,10 +282,17 @@ class Pipeline:
 
     # ---- checkpoints
 
-    def save(self, folder: str | Path) -> Path:
-        """Write this region's part of a checkpoint of the step just done. Returns its folder."""
+    def save(self, folder: str | Path, *, keep: int | None = None) -> Path:
+        """Write this region's part of a checkpoint of the step just done. Returns its folder.
+
+        Args:
+            keep: Once it is on the disk, remove this region's older checkpoints in `folder` but for
+                so many newest, this one included; at least 2, for that of another region may still
+                be the one before. None keeps all. Only what this run saved, and what lies before
+                the step that it resumed from, is counted and removed.
+        """
         with self._named_errors():
-            return self._snapshot.save(Path(folder))
+            return self._snapshot.save(Path(folder), keep=keep)
 
     def resume(self, folder: str | Path, *, loader: Iterable[Any] | None = None) -> int:
         """Go back to the newest step that every region has complete in `folder`.

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from geotrain.pipeline.schedule import Action, Compute
+from geotrain.pipeline.schedule import Action, Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Ran(Protocol):
     """What a simulated step and a real one both know of each of a stage's actions."""
 
     @property
-    def kind(self) -> Compute: ...
+    def kind(self) -> Kind: ...
     @property
     def microbatch(self) -> int: ...
     @property

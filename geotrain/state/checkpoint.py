@@ -8,10 +8,11 @@ A folder is written under another name, flushed to the disk and renamed: a step 
 not at all. Several regions may share one root or have one each.
 """
 
+import contextlib
 import logging
 import shutil
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -30,6 +31,7 @@ from geotrain.state.errors import CheckpointError
 from geotrain.state.manifest import (
     EXTRA_NAME,
     check_manifest,
+    dropped_folder,
     existing_folder,
     read_json,
     region_folder,
@@ -43,6 +45,9 @@ from geotrain.state.manifest import (
 from geotrain.state.optimizer import describe_difference
 
 logger = logging.getLogger(__name__)
+
+MIN_KEPT = 2
+"""Regions' newest may differ by one save, and the older one is then what all have."""
 
 
 def save_state(
@@ -103,6 +108,16 @@ def complete_steps(root: Path, region: str) -> list[int]:
     Sizes are compared, hashes only by `load_state`. A damaged one is left out and logged.
     """
     complete = []
+    for step, problem in _surveyed(root, region):
+        if problem is None:
+            complete.append(step)
+        else:
+            logger.warning("! checkpoint of step %d is left out: %s", step, problem)
+    return complete
+
+
+def _surveyed(root: Path, region: str) -> Iterator[tuple[int, CheckpointError | None]]:
+    """Each step of which this region has something, and what is wrong with it."""
     for step in steps_in(root):
         folder = existing_folder(root, step, region)
         if folder is None:
@@ -110,10 +125,9 @@ def complete_steps(root: Path, region: str) -> list[int]:
         try:
             check_manifest(folder, region=region, step=step, hashes=False)
         except CheckpointError as exc:
-            logger.warning("! checkpoint of step %d is left out: %s", step, exc)
-            continue
-        complete.append(step)
-    return complete
+            yield step, exc
+        else:
+            yield step, None
 
 
 def newest_common(sets: Sequence[Collection[int]]) -> int | None:
@@ -121,6 +135,63 @@ def newest_common(sets: Sequence[Collection[int]]) -> int | None:
     if not sets:
         return None
     return max(set(sets[0]).intersection(*sets[1:]), default=None)
+
+
+def superseded(
+    complete: Iterable[int], *, saved: Collection[int], resumed: int | None, keep: int
+) -> list[int]:
+    """The steps that are not among the `keep` newest of this run, ascending. Pure.
+
+    Of this run are the steps that it saved and those up to the one it resumed from. Others, such as
+    later ones of a run that was given up, neither count nor go: counted, they could push out the
+    one step that all regions have.
+
+    Regions save by themselves, but none gets to its next save before all have done the one before:
+    their newest differ by one save at most, so with the two newest of each a common one remains.
+    """
+    assert keep >= MIN_KEPT, "the caller checks what a user gives"
+    own = sorted(
+        step for step in complete if step in saved or (resumed is not None and step <= resumed)
+    )
+    return own[:-keep]
+
+
+def prune(
+    root: Path, *, region: str, saved: Collection[int], resumed: int | None, keep: int
+) -> list[int]:
+    """Remove what `superseded` names of this region's; returns the steps.
+
+    A kill leaves each either whole or gone for a reader. A file that cannot be removed is no reason
+    to end a run: it is logged, and tried again after the next save.
+    """
+    complete = [step for step, problem in _surveyed(root, region) if problem is None]
+    steps = superseded(complete, saved=saved, resumed=resumed, keep=keep)
+    try:
+        for step in steps:
+            _drop(root, step, region)
+        # What a kill left half removed.
+        for step in steps_in(root):
+            _remove(dropped_folder(root, step, region))
+    except OSError as exc:
+        logger.warning("! an old checkpoint under %s cannot be removed: %s", root, exc)
+    return steps
+
+
+def _drop(root: Path, step: int, region: str) -> None:
+    dropped = dropped_folder(root, step, region)
+    for folder in (replaced_folder(root, step, region), region_folder(root, step, region)):
+        if folder.exists():
+            _remove(dropped)
+            folder.rename(dropped)
+            _remove(dropped)
+
+
+def _remove(dropped: Path) -> None:
+    """And the step's folder with it, unless another region has something there."""
+    if dropped.exists():
+        shutil.rmtree(dropped)
+        with contextlib.suppress(OSError):
+            dropped.parent.rmdir()
 
 
 def load_state(root: Path, *, region: str, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:

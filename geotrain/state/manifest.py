@@ -42,6 +42,11 @@ def replaced_folder(root: Path, step: int, region: str) -> Path:
     return step_folder(root, step) / f".{region}.replaced"
 
 
+def dropped_folder(root: Path, step: int, region: str) -> Path:
+    """Where an old one goes in one move before its files are removed one by one."""
+    return step_folder(root, step) / f".{region}.dropped"
+
+
 def existing_folder(root: Path, step: int, region: str) -> Path | None:
     """The folder to read: the region's, or the replaced one if a crash came between two renames."""
     for folder in (region_folder(root, step, region), replaced_folder(root, step, region)):

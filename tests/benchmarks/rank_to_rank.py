@@ -2,7 +2,8 @@
 
 Two ranks and their two daemons, four processes, over loopback. One way: 32 MiB messages, copied
 into the arena and out of it; beside it, in turn, two bare asyncio processes (1 MiB writes into a
-BufferedProtocol), so that the share does not depend on the machine. Both ways: 64 MiB messages of
+BufferedProtocol), so that the share does not depend on the machine; and the CPU seconds per GB of
+each process, which hardly depend on what else the machine does. Both ways: 64 MiB messages of
 floats whose high byte planes are coded; what counts is each daemon's loop lag.
 Prints one JSON object; exit status 1 where a goal is missed.
 """
@@ -15,10 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from geotrain.transport.attachment import Attachment
 from tests.daemon.daemons import Daemons, attach, daemons
@@ -44,12 +47,13 @@ class Rank:
         self._incoming = attachment.incoming(receives)
         self._planes = planes
 
-    def run(self, *, num_to_send: int, num_to_take: int, payload_bytes: int) -> float:
-        """Returns the seconds from the end of the warm-up to the last message taken."""
+    def run(self, *, num_to_send: int, num_to_take: int, payload_bytes: int) -> tuple[float, float]:
+        """Returns the seconds from the end of the warm-up to the last message taken, and the CPU
+        seconds of the whole."""
         source = make_payload(payload_bytes)
         target = np.empty(payload_bytes, np.uint8)
         num_sent = num_taken = 0
-        started = time.perf_counter()
+        started, began_cpu_s = time.perf_counter(), time.process_time()
         while num_sent < num_to_send or num_taken < num_to_take:
             assert self._attachment.wait(
                 lambda: (
@@ -69,10 +73,11 @@ class Rank:
                 if num_taken == NUM_WARM_UP:
                     started = time.perf_counter()
         took_s = time.perf_counter() - started
-        assert num_to_take == 0 or np.array_equal(source, target), "not what was sent"
         out = self._out
         assert self._attachment.wait(lambda: out.unacknowledged == 0, timeout_s=TIMEOUT_S)
-        return took_s
+        cpu_s = time.process_time() - began_cpu_s
+        assert num_to_take == 0 or np.array_equal(source, target), "not what was sent"
+        return took_s, cpu_s
 
     def _send(self, source: np.ndarray, index: int) -> None:
         start, slot = self._out.reserve(source.nbytes)
@@ -100,14 +105,15 @@ def rank_main(config: str, payload_bytes: int, count: int, both_ways: bool) -> N
     is_first = attachment.region_index == 0
     sends, receives = (FORWARD, BACKWARD) if is_first else (BACKWARD, FORWARD)
     rank = Rank(attachment, sends=sends, receives=receives, planes=both_ways)
-    took_s = rank.run(
+    took_s, cpu_s = rank.run(
         num_to_send=count if is_first or both_ways else 0,
         num_to_take=count if not is_first or both_ways else 0,
         payload_bytes=payload_bytes,
     )
     attachment.close()
     num_timed = count - NUM_WARM_UP
-    print(json.dumps({"took_s": took_s, "gb_per_s": num_timed * payload_bytes / took_s / 1e9}))
+    rate = num_timed * payload_bytes / took_s / 1e9
+    print(json.dumps({"took_s": took_s, "gb_per_s": rate, "cpu_s": cpu_s}))
 
 
 # Bare asyncio: the same bytes between two processes.
@@ -134,19 +140,23 @@ async def bare_receive(total_bytes: int) -> None:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[float] = loop.create_future()
     server = await loop.create_server(lambda: Sink(total_bytes, done), "127.0.0.1", 0)
+    began_cpu_s = time.process_time()
     print(server.sockets[0].getsockname()[1], flush=True)
     took_s = await asyncio.wait_for(done, TIMEOUT_S)
-    print(json.dumps({"gb_per_s": total_bytes / took_s / 1e9}), flush=True)
+    cpu_s = time.process_time() - began_cpu_s
+    print(json.dumps({"gb_per_s": total_bytes / took_s / 1e9, "cpu_s": cpu_s}), flush=True)
 
 
 async def bare_send(port: int, total_bytes: int) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     data = memoryview(bytes(MIB))
+    began_cpu_s = time.process_time()
     for _ in range(total_bytes // MIB):
         writer.write(data)
         await writer.drain()
     writer.close()
     await writer.wait_closed()
+    print(json.dumps({"cpu_s": time.process_time() - began_cpu_s}), flush=True)
 
 
 # The whole, put together.
@@ -163,35 +173,68 @@ def finish(process: subprocess.Popen[str]) -> Any:
     return json.loads(output.splitlines()[-1]) if output else None
 
 
-def measure_bare(total_bytes: int) -> float:
+@dataclass(frozen=True)
+class Measured:
+    """GB/s as each taking process saw it, and the CPU seconds per GB of each process."""
+
+    gb_per_s: list[float]
+    cpu_s_per_gb: dict[str, float]
+
+
+def measure_bare(total_bytes: int) -> Measured:
     receiver = spawn("--role", "bare-receive", "--total-bytes", str(total_bytes))
     assert receiver.stdout is not None
     port = receiver.stdout.readline().strip()
     sender = spawn("--role", "bare-send", "--total-bytes", str(total_bytes), "--port", port)
-    rate: float = finish(receiver)["gb_per_s"]
-    finish(sender)
-    return rate
+    received, sent = finish(receiver), finish(sender)
+    cpu_s = {"bare_sender": sent["cpu_s"], "bare_receiver": received["cpu_s"]}
+    return Measured([received["gb_per_s"]], per_gb(cpu_s, total_bytes))
 
 
-def measure_ranks(running: Daemons, *, mib: int, count: int, both_ways: bool) -> list[float]:
-    """GB/s as each taking rank saw it."""
+def measure_ranks(running: Daemons, *, mib: int, count: int, both_ways: bool) -> Measured:
     ranks = []
+    before = {name: cpu_of_daemon(running, name) for name in running.names}
     for name in running.names:
         arguments = ["--config", str(running.config_path(name)), "--mib", str(mib)]
         arguments += ["--count", str(count)] + (["--both-ways"] if both_ways else [])
         ranks.append(spawn("--role", "rank", *arguments))
-    rates = [finish(rank)["gb_per_s"] for rank in ranks]
-    return rates if both_ways else rates[1:]
+    results = dict(zip(running.names, map(finish, ranks), strict=True))
+    cpu_s = {f"rank_{name}": result["cpu_s"] for name, result in results.items()}
+    for name in running.names:
+        cpu_s[f"daemon_{name}"] = cpu_of_daemon(running, name) - before[name]
+    rates = [result["gb_per_s"] for result in results.values()]
+    total_bytes = count * mib * MIB * (2 if both_ways else 1)
+    return Measured(rates if both_ways else rates[1:], per_gb(cpu_s, total_bytes))
+
+
+def cpu_of_daemon(running: Daemons, name: str) -> float:
+    times = psutil.Process(running.processes[name].pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def per_gb(cpu_s: dict[str, float], total_bytes: int) -> dict[str, float]:
+    return {name: seconds / (total_bytes / 1e9) for name, seconds in cpu_s.items()}
+
+
+def medians(rounds: list[Measured]) -> dict[str, float]:
+    names = rounds[0].cpu_s_per_gb
+    return {
+        name: round(statistics.median(one.cpu_s_per_gb[name] for one in rounds), 3)
+        for name in names
+    }
 
 
 def one_way(folder: Path, *, mib: int, count: int, rounds: int) -> dict[str, Any]:
-    bare, ranks = [], []
+    bare_rounds, rank_rounds = [], []
     with daemons(folder, 2, site=f"arena_mib = {8 * mib}") as running:
         for _ in range(rounds):
-            bare.append(measure_bare(count * mib * MIB))
-            ranks += measure_ranks(running, mib=mib, count=count, both_ways=False)
+            bare_rounds.append(measure_bare(count * mib * MIB))
+            rank_rounds.append(measure_ranks(running, mib=mib, count=count, both_ways=False))
         lags = {name: running.status(name)["loop_lag_ms"] for name in running.names}
+    bare = [rate for one in bare_rounds for rate in one.gb_per_s]
+    ranks = [rate for one in rank_rounds for rate in one.gb_per_s]
     share = statistics.median(ranks) / statistics.median(bare)
+    ours, theirs = medians(rank_rounds), medians(bare_rounds)
     return {
         "benchmark": "rank_to_rank",
         "message_mib": mib,
@@ -199,6 +242,12 @@ def one_way(folder: Path, *, mib: int, count: int, rounds: int) -> dict[str, Any
         "gb_per_s": statistics.median(ranks),
         "bare_asyncio_gb_per_s": statistics.median(bare),
         "share": share,
+        "cpu_s_per_gb": {
+            **{name: ours[name] for name in sorted(ours)},
+            "all": round(sum(ours.values()), 3),
+            **theirs,
+            "bare_all": round(sum(theirs.values()), 3),
+        },
         "rounds": {"gb_per_s": ranks, "bare_asyncio_gb_per_s": bare},
         "loop_lag_ms": lags,
         "goal": f"share >= {GOAL_SHARE}",
@@ -208,7 +257,7 @@ def one_way(folder: Path, *, mib: int, count: int, rounds: int) -> dict[str, Any
 
 def both_ways(folder: Path, *, mib: int, count: int) -> dict[str, Any]:
     with daemons(folder, 2, site=f"arena_mib = {8 * mib}") as running:
-        rates = measure_ranks(running, mib=mib, count=count, both_ways=True)
+        measured = measure_ranks(running, mib=mib, count=count, both_ways=True)
         statuses = [running.status(name) for name in running.names]
     lags = [status["loop_lag_ms"] for status in statuses]
     sent = sum(link["bytes_sent"] for status in statuses for link in status["links"].values())
@@ -216,7 +265,8 @@ def both_ways(folder: Path, *, mib: int, count: int) -> dict[str, Any]:
         "benchmark": "both_ways",
         "message_mib": mib,
         "messages_each_way": count,
-        "gb_per_s_each_way": rates,
+        "gb_per_s_each_way": measured.gb_per_s,
+        "cpu_s_per_gb": {name: round(s, 3) for name, s in sorted(measured.cpu_s_per_gb.items())},
         "wire_share": sent / (2 * count * mib * MIB),
         "loop_lag_ms": dict(zip(running.names, lags, strict=True)),
         "goal": f"p99 < {GOAL_LAG_MS} ms",

@@ -29,7 +29,7 @@ def test_windows_may_follow_the_links():
 def test_every_option():
     given = "--regions 3 --microbatches 8 --forward-ms 10,20,15 --backward-ms 20 --boundary-kib 64 "
     given += "--rtt-ms 50 --mbit 200 --loss 0.001 --jitter-ms 2 --steps 3 --window 7,4,1 "
-    given += "--congestion cubic --emulator netns --against torch --json"
+    given += "--limit-s 30 --congestion cubic --emulator netns --against torch --json"
     assert parse(["step", *given.split()]) == BenchOptions(
         work=Work(
             forward_s=[0.01, 0.02, 0.015],
@@ -44,10 +44,18 @@ def test_every_option():
         jitter_s=0.002,
         window=(7, 4, 1),
         congestion="cubic",
+        limit_s=30.0,
         emulator="netns",
         against_torch=True,
         json=True,
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "window"), [("classic", "classic"), ("hide", "hide"), ("4,1", (4, 1))]
+)
+def test_windows_by_name_or_number(given, window):
+    assert parse(["step", "--window", given]).window == window
 
 
 @pytest.mark.parametrize(
@@ -62,6 +70,7 @@ def test_every_option():
         ("--forward-ms 1,2,3", "--forward-ms needs one number, or one for each region"),
         ("--backward-ms -1", "--backward-ms must be from 0"),
         ("--loss 1", "--loss must be from 0 to 0.5"),
+        ("--limit-s 0", "--limit-s must be from 1"),
         ("--boundary-kib 0", "--boundary-kib must be from 1"),
         ("--emulator relay --against torch", "sites with addresses of their own"),
         ("--emulator relay --congestion bbr", "relays cannot choose"),
@@ -74,8 +83,11 @@ def test_what_cannot_be_is_refused(given, message, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("window", ["auto", "classic", (9, 6, 1)])
-def test_the_files_are_valid_and_agree_on_the_run(tmp_path, window):
+@pytest.mark.parametrize(
+    ("window", "written"),
+    [("auto", "auto"), ("classic", [3, 2, 1]), ("hide", [8, 8, 1]), ((9, 6, 1), [8, 6, 1])],
+)
+def test_the_files_are_valid_and_agree_on_the_run(tmp_path, window, written):
     work = Work(
         forward_s=[0.01] * 3,
         backward_s=[0.02] * 3,
@@ -93,8 +105,7 @@ def test_the_files_are_valid_and_agree_on_the_run(tmp_path, window):
         configs.append(load_config(file))
     assert len({config.run.hash for config in configs}) == 1
     assert [config.index for config in configs] == [0, 1, 2]
-    expected = {"auto": "auto", "classic": [3, 2, 1]}.get(window, [8, 6, 1])
-    assert configs[0].run.plan.window == expected
+    assert configs[0].run.plan.window == written
     assert configs[0].site.arena_mib > 8 * 8
 
 

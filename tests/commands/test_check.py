@@ -2,9 +2,17 @@ from pathlib import Path
 
 import pytest
 
-from geotrain.commands.check import MemoryLimit, arena_problem, check, memory_limit, summary
+from geotrain.commands.check import (
+    MemoryLimit,
+    arena_problem,
+    check,
+    congestion,
+    memory_limit,
+    summary,
+)
 from geotrain.config import Config, load_config
 from geotrain.errors import ConfigError
+from geotrain.transport.congestion import InForce, probe
 
 MIB = 1 << 20
 SITE = """
@@ -95,10 +103,20 @@ def test_summary_tells_what_the_file_comes_to(config):
         "        frankfurt: layers 6:12",
         "listen  127.0.0.1:7070, status page 127.0.0.1:7071; links are plaintext",
         "peer    frankfurt: dialled at http://10.0.0.2:7070, egress 0.02 $/GB",
+        f"links   {congestion('auto', probe('auto'))}",
         f"socket  {config.socket_path}",
         "arena   256 MiB for each rank; 400 MiB is what the cgroup allows (x); "
         "the arena takes over half",
     ]
+
+
+def test_congestion_says_what_links_run_and_what_was_refused():
+    as_asked = InForce(name="cubic", refused="")
+    assert congestion("auto", as_asked) == "congestion control cubic (auto)"
+    unknown = InForce(name="", refused="")
+    assert congestion("auto", unknown) == "congestion control as the system has it (auto)"
+    told = congestion("bbr", InForce(name="cubic", refused="bbr cannot be had here (no)"))
+    assert told == "congestion control cubic; bbr cannot be had here (no)"
 
 
 def test_check_prints_the_summary(config, capsys):

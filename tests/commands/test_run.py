@@ -3,6 +3,7 @@
 Everything inherits the driver's stdout, so reading that to its end proves that no process is left.
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -69,6 +70,8 @@ def start(tmp_path) -> Iterator[object]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # Unbuffered, a line and its end are two writes, and two processes' lines would mix.
+            env={name: v for name, v in os.environ.items() if name != "PYTHONUNBUFFERED"},
         )
         processes.append(process)
         return Driver(process)
@@ -85,13 +88,16 @@ def python(code: str) -> list[str]:
 
 def test_exit_status_is_the_commands(start):
     status, out, err = start(*python("import sys; sys.exit(7)")).finish()
-    assert (status, err) == (7, "")
+    assert status == 7
+    assert err.startswith("geotrain run: ") and err.endswith(" ended with exit status 7\n")
     assert "daemon: ready" not in out or "daemon: ended" in out
 
 
 def test_death_by_a_signal_is_told_as_a_shell_does(start):
     command = python("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    assert start(*command).finish()[0] == 128 + signal.SIGKILL
+    status, _, err = start(*command).finish()
+    assert status == 128 + signal.SIGKILL
+    assert err.startswith("geotrain run: ") and err.endswith(" was ended by SIGKILL\n")
 
 
 def test_both_find_the_config_in_the_environment(start, tmp_path):
@@ -123,7 +129,7 @@ def test_a_daemon_that_is_killed_is_started_again_and_the_command_goes_on(start,
     go_on.touch()
     status, out, err = driver.finish()
     assert (status, out) == (0, "command: done\ndaemon: ended\n")
-    assert "the daemon was killed by signal 9; starting it again" in err
+    assert "the daemon was ended by SIGKILL; starting it again" in err
 
 
 def test_a_daemon_that_is_killed_again_and_again_takes_the_command_along(start):
@@ -141,6 +147,25 @@ def test_a_daemon_that_ends_first_takes_the_command_along(start):
     assert err == (
         "geotrain run: the daemon ended first (exit status 3), so the command was ended\n"
     )
+
+
+def test_under_nohup_a_closed_terminal_ends_nothing(start, tmp_path):
+    go_on = tmp_path / "go on"
+    command = f"""
+        import pathlib, time
+        print("command: ready", flush=True)
+        while not pathlib.Path({str(go_on)!r}).exists():
+            time.sleep(0.01)
+    """
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited, as nohup does it
+    try:
+        driver = start(*python(command))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    driver.read_until("command: ready")
+    driver.process.send_signal(signal.SIGHUP)
+    go_on.touch()
+    assert driver.finish()[0] == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -221,21 +246,33 @@ ATTACH = """
         streams_out=[],
         timeout_s=20,
     )
+    if "fail" in sys.argv:
+        raise ValueError("boom")
     attachment.close()
     sys.exit(9)
 """
 
 
-def test_real_daemon_serves_the_command_and_leaves_no_file(tmp_path):
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [((), 9, "its training process is done"), (("fail",), 1, "its training process failed")],
+    ids=["done", "failed"],
+)
+def test_real_daemon_serves_the_command_and_leaves_no_file(tmp_path, arguments, status, words):
     site = tmp_path / "live.toml"
     addresses = 'listen = "127.0.0.1:0"\nstatus = "127.0.0.1:0"\n'
     site.write_text(SITE + f'socket = "{tmp_path}/rank.sock"\n' + addresses)
+    run = [sys.executable, "-m", "geotrain", "run", "--config", str(site), "--"]
     process = subprocess.run(
-        [sys.executable, "-m", "geotrain", "run", "--config", str(site), "--", *python(ATTACH)],
+        [*run, *python(ATTACH), *arguments],
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
     )
-    assert process.returncode == 9, process.stderr
+    assert process.returncode == status, process.stderr
+    assert f" ended with exit status {status}\n" in process.stderr
     assert "listens on 127.0.0.1:" in process.stderr
+    # The end that is meant to come does not read like a failure.
+    assert process.stderr.endswith(f"= the daemon ends: {words}\n")
+    assert "SIGTERM" not in process.stderr
     assert not list(tmp_path.glob("rank.sock*"))

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from geotrain.commands.status import bit_rate, duration, fetch, round_trip, show, size, status
+from geotrain.commands.status import (
+    bit_rate,
+    console,
+    duration,
+    fetch,
+    round_trip,
+    show,
+    size,
+    status,
+)
 from geotrain.config import Config, load_config
 from geotrain.errors import GeotrainError
 
@@ -109,29 +118,103 @@ def page(config) -> Iterator[type[Page]]:
     server.server_close()
 
 
-def shown(document: dict[str, Any]) -> str:
-    console = Console(file=io.StringIO(), width=120)
-    show(document, console)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+def shown(document: dict[str, Any], *, width: int = 120) -> str:
+    file = io.StringIO()
+    show(document, Console(file=file, width=width))
+    return file.getvalue()
 
 
-def test_everything_a_person_asks_for_is_shown():
-    text = " ".join(shown(DOCUMENT).split())
+BUSY = DOCUMENT | {
+    "ranks": [
+        DOCUMENT["ranks"][0]
+        | {"pid": 4194304, "step": 123456, "action_age_s": 80_000.0}
+        | {"action": "waiting for the neighbours to take the last messages"}
+    ],
+    "links": {
+        "frankfurt-am-main-2": DOCUMENT["links"]["frankfurt"],
+        "tokyo": {"state": "down", "since_s": 3.0, "reason": "connection refused: " + "why " * 30},
+    },
+}
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_everything_a_person_asks_for_is_shown(width):
+    text = " ".join(shown(DOCUMENT, width=width).split())
     for words in (
-        "run wiki, region virginia: all regions ready; daemon pid 41, up 1 min 15 s",
+        "run wiki, region virginia: all regions ready daemon pid 41, up 1 min 15 s",
         "links plaintext",
         "frankfurt failed pid 7 is gone [exit unknown]",
-        "0 42 6 2.5000 1F3 of step 7 12 s",
-        "frankfurt connected 1 min 10 s 100.2/100.9/104.0 ms 920.0 Mbit/s - 3.21 MB 999 B",
+        "0 42 6 2.5000 12 s 1F3 of step 7",
+        "100.2/100.9/104.0 ms",
         "egress 3.21 MB today, 0.25 $ of 10 $ a day; 1.50 $/h, 0.0125 $ per million tokens",
     ):
         assert words in text
 
 
+def test_links_are_a_table_where_it_fits_and_lines_where_not():
+    row = "frankfurt connected 1 min 10 s 100.2/100.9/104.0 ms 920.0 Mbit/s - 3.21 MB"
+    assert row in " ".join(shown(DOCUMENT, width=120).split())
+    assert (
+        "link to frankfurt: connected for 1 min 10 s\n"
+        "  RTT min/p50/p99  100.2/100.9/104.0 ms\n"
+        "  out              920.0 Mbit/s, 3.21 MB sent\n"
+        "  in               999 B received\n"
+    ) in shown(DOCUMENT, width=80)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+@pytest.mark.parametrize("document", [DOCUMENT, BUSY], ids=["quiet", "busy"])
+def test_no_line_is_wider_than_the_terminal_and_no_number_is_cut(document, width):
+    text = shown(document, width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert not [line for line in text.splitlines() if line != line.rstrip()]
+    assert "…" not in text
+    for rank in document["ranks"]:
+        assert f"{rank['pid']}" in text
+    for peer in document["links"]:
+        assert peer in text
+    assert "100.2/100.9/104.0 ms" in text
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_a_pipe_and_no_color_get_no_escape_codes(monkeypatch, capsys, no_color):
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    if no_color:
+        monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, as far as rich can tell
+    show(DOCUMENT, console())
+    assert "\x1b" not in capsys.readouterr().out
+
+
 def test_stacks_are_printed_as_they_are():
     text = shown(DOCUMENT | {"stacks": {"0": 'File "train.py", line 3 in [step]\n'}})
     assert 'rank 0\nFile "train.py", line 3 in [step]\n' in text
+
+
+def test_stacks_are_short_unless_all_is_asked_for(config, page, capsys):
+    deep = "".join(f'  File "/x/site-packages/t.py", line {n}, in f\n' for n in range(9))
+    page.answer = json.dumps(DOCUMENT | {"stacks": {"0": f"thread MainThread\n{deep}"}}).encode()
+    assert status(config, stacks="short", as_json=False) == 0
+    assert "thread MainThread\n  (7 frames left out)\n" in capsys.readouterr().out
+    assert status(config, stacks="full", as_json=False) == 0
+    assert deep in capsys.readouterr().out
+
+
+def test_what_a_region_fell_to_is_told_with_its_origin():
+    error = {"region": "frankfurt", "detail": "in user code: ValueError: boom"}
+    board = [
+        {"region": name, "state": "failed", "note": "", "error": error}
+        for name in ("virginia", "frankfurt")
+    ]
+    rows = [" ".join(line.split()) for line in shown(DOCUMENT | {"board": board}).splitlines()]
+    assert "virginia failed stopped: region frankfurt: in user code: ValueError: boom" in rows
+    assert "frankfurt failed in user code: ValueError: boom" in rows
+
+
+def test_what_would_not_fit_in_one_line_is_broken_where_it_reads_well():
+    line = "egress 3.21 MB today, 0.25 $ of 10 $ a day; 1.50 $/h, 0.0125 $ per million tokens\n"
+    assert line in shown(DOCUMENT, width=120)
+    assert line.replace("; ", ";\n  ") in shown(DOCUMENT, width=80)
 
 
 def test_a_daemon_at_its_start_has_little_to_show():
@@ -143,12 +226,19 @@ def test_a_daemon_at_its_start_has_little_to_show():
     )
     assert "not all regions are ready" in text
     assert "none attached" in text
-    assert "tokyo: connection refused\n" in text
+    assert "link to tokyo: connection refused\n" in text
     assert "per million" not in text
 
 
+def test_a_refused_congestion_control_is_told_with_what_is_in_force():
+    refused = {"congestion": "cubic", "congestion_refused": "congestion control bbr cannot be had"}
+    link = DOCUMENT["links"]["frankfurt"] | refused
+    text = shown(DOCUMENT | {"links": {"frankfurt": link}})
+    assert "link to frankfurt: congestion control bbr cannot be had; it runs cubic\n" in text
+
+
 def test_json_is_the_daemons_own(config, page, capsys):
-    assert status(config, stacks=False, as_json=True) == 0
+    assert status(config, stacks=None, as_json=True) == 0
     assert json.loads(capsys.readouterr().out) == DOCUMENT
     assert page.asked == "/status"
 
@@ -200,4 +290,5 @@ def test_units():
         "3000.00 TB",
     ]
     assert round_trip({"min": None, "p50": 0.1}) == "-/100.0/- ms"
+    assert (round_trip({}), bit_rate(None)) == ("not known yet", "-")
     assert bit_rate(125e6) == "1000.0 Mbit/s"

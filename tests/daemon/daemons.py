@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -75,11 +75,17 @@ class Daemons:
     def socket_path(self, name: str) -> Path:
         return self._folder / f"{name}.sock"
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, *, env: Mapping[str, str] | None = None) -> None:
         """Start a daemon and wait until it serves its status page."""
         argv = [sys.executable, "-m", "geotrain", "daemon", "--config", str(self.config_path(name))]
         with self.log_path(name).open("ab") as log:
-            process = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(
+                argv,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **(env or {})},
+            )
         self.processes[name] = process
         deadline = time.monotonic() + START_LIMIT_S
         while not self._note_path(name).exists():

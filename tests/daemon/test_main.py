@@ -1,7 +1,9 @@
 """Real daemons as processes: what they carry, what they survive, what they say."""
 
 import contextlib
+import importlib.metadata
 import json
+import os
 import re
 import signal
 import socket
@@ -9,6 +11,7 @@ import subprocess
 import sys
 import urllib.error
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +204,7 @@ def test_sigterm_ends_a_daemon_in_order_with_everybody_told(pair: Daemons) -> No
     with pytest.raises(AttachError, match="is gone"):
         a.wait(lambda: False, timeout_s=TIMEOUT_S)
     pair.wait_for("b", lambda s: s["links"]["a"]["state"] != "connected")
-    assert "region a's daemon was ended (SIGTERM)" in pair.log("b")
+    assert "link to a: closed by the other side: its daemon ends: ended by SIGTERM" in pair.log("b")
     assert [path.name for path in pair.socket_path("a").parent.glob("a.sock*")] == []
     a.close()
     b.close()
@@ -223,6 +226,25 @@ def test_a_killed_daemon_can_be_started_again(patient: Daemons) -> None:
         open_views(again, b)
         exchange(again, b)
     b.close()
+
+
+def test_a_daemon_killed_while_a_rank_attaches_costs_time_only(patient: Daemons) -> None:
+    patient.stop("a", signal.SIGKILL)
+    path = patient.socket_path("a")
+    path.unlink()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        with ThreadPoolExecutor(1) as pool:
+            attaching = pool.submit(patient.attach, "a")
+            listener.settimeout(TIMEOUT_S)
+            listener.accept()[0].close()  # it dies before it answers
+            listener.close()
+            path.unlink()
+            path.with_name("a.sock.json").unlink()
+            patient.start("a")
+            with contextlib.closing(attaching.result(TIMEOUT_S)) as attachment:
+                assert attachment.region == "a"
 
 
 def test_a_link_that_stays_down_longer_than_wait_s_is_one_named_error(pair: Daemons) -> None:
@@ -249,15 +271,15 @@ def test_at_the_daily_limit_of_dollars_ranks_are_asked_to_stop(tmp_path: Path) -
             running.start(name)
         a, b = running.attach("a"), running.attach("b")
         open_views(a, b)
-        a.report({"step": 1, "num_tokens": 500})
+        a.report({"step": 1, "num_tokens": 500.0})
         for _ in range(2):
             send(a, FORWARD, np.random.default_rng(0).bytes(1 << 20))
             receive(b, FORWARD).release()
         assert a.wait(lambda: a.stop_reason is not None, timeout_s=TIMEOUT_S)
         assert "limits.egress_usd_per_day = 0.001" in str(a.stop_reason)
         assert b.stop_reason is None
-        egress = running.status("a")["egress"]
-        assert egress["bytes_today"] > 2 << 20
+        # The limit is reached by the first message; the second is counted a second later.
+        egress = running.wait_for("a", lambda s: s["egress"]["bytes_today"] > 2 << 20)["egress"]
         assert egress["usd_per_million_tokens"] == pytest.approx(4.2, rel=0.05)
         a.close()
         b.close()
@@ -315,6 +337,42 @@ def test_regions_with_different_runs_refuse_each_other_and_name_the_keys(tmp_pat
             assert "8" in reason
             assert "16" in reason
             assert "run.global_batch" in running.log(name)
+    finally:
+        running.close()
+
+
+def installed_as(folder: Path, version: str) -> dict[str, str]:
+    """An environment in which this very code is installed under another version."""
+    metadata = folder / f"geotrain-{version}.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text(f"Metadata-Version: 2.1\nName: geotrain\nVersion: {version}\n")
+    before = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *before])}
+
+
+def test_another_version_is_refused_by_daemons_and_by_ranks_with_the_remedy(tmp_path: Path) -> None:
+    running = Daemons(tmp_path, 2, site=QUICK)
+    own = importlib.metadata.version("geotrain")
+    try:
+        running.start("a")
+        running.start("b", env=installed_as(tmp_path / "other", "99.1"))
+        for name in running.names:
+            peer = "b" if name == "a" else "a"
+            status = running.wait_for(
+                name, lambda s, peer=peer: s["links"][peer]["state"] == "refused"
+            )
+            reason = status["links"][peer]["reason"]
+            assert f"'{own}' in a" in reason
+            assert "'99.1' in b" in reason
+            assert reason.endswith("; install the same version of geotrain in both")
+            assert reason in running.log(name)
+        for name, versions in (("b", ("99.1", own)), ("a", (own, "99.1"))):
+            daemons_own, ranks = versions
+            with pytest.raises(AttachError) as refused:
+                running.attach(name, version=ranks)
+            assert f"the daemon runs geotrain {daemons_own} " in str(refused.value)
+            assert f"this process {ranks} " in str(refused.value)
+            assert "install the same version in both" in str(refused.value)
     finally:
         running.close()
 

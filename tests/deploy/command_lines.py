@@ -27,6 +27,8 @@ def shell_lines(path: Path) -> Iterator[str]:
     """What could be commands: of a document its code, of another file each line and comment."""
     text = path.read_text(encoding="utf-8").replace("\\\n", " ")
     if path.suffix == ".md":
+        # What is fenced as text is output, and has no commands.
+        text = re.sub(r"^ *```text\n.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
         blocks = re.findall(r"^ *```\w*\n(.*?)^ *```", text, flags=re.MULTILINE | re.DOTALL)
         outside = re.sub(r"^ *```\w*\n.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
         yield from (line for block in blocks for line in block.splitlines())

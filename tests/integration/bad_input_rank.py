@@ -1,6 +1,6 @@
-"""What a region runs in the bad-input suite: one mistake, and the error that came of it.
+"""What a region runs in the bad-input suite: one mistake after another, and the error of each.
 
-GEOTRAIN_CONFIG=site.toml python bad_input_rank.py REGION OUT_FOLDER CASE
+GEOTRAIN_CONFIG=site.toml python bad_input_rank.py REGION OUT_FOLDER CASE...
 """
 
 import json
@@ -71,8 +71,7 @@ def count(case: str, region: geotrain.Region) -> Callable[[Any], float]:
     return lambda targets: per_target * targets.numel()
 
 
-def run(case: str) -> None:
-    region = geotrain.attach()
+def run(region: geotrain.Region, case: str) -> None:
     segment = region.segment(lambda: build(region, case))
     region.init_weights(segment)
     pipeline = region.pipeline(
@@ -94,14 +93,25 @@ def run(case: str) -> None:
             pass
 
 
-def main() -> None:
-    name, folder, case = sys.argv[1:]
-    record: dict[str, Any] = {}
+def error_of(case: str) -> dict[str, Any]:
+    """What came of a case; empty where nothing did."""
+    region = geotrain.attach()
     try:
-        run(case)
+        run(region, case)
     except geotrain.RegionError as error:
-        record = error.to_record() | {"text": str(error)}
-    Path(folder, f"{name}.json").write_text(json.dumps(record))
+        return error.to_record() | {"text": str(error)}
+    finally:
+        region.close()
+    return {}
+
+
+def main() -> None:
+    name, folder, *cases = sys.argv[1:]
+    for case in cases:
+        record = error_of(case)
+        draft = Path(folder, f"{name}.{case}.draft")
+        draft.write_text(json.dumps(record))
+        draft.rename(Path(folder, f"{name}.{case}.json"))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from geotrain.lab.emulator.relay import Relay
 from geotrain.lab.settings import LinkSettings
 
 SCRIPT = Path(__file__).with_name("continuity_rank.py")
-LIMIT_S = 40.0
+LIMIT_S = 90.0
 
 
 class RelayThread:

@@ -20,7 +20,7 @@ import geotrain
 WIDTH = 16
 BATCH = 24
 ENDLESS = 1_000_000
-OTHERS_LIMIT_S = 30.0
+OTHERS_LIMIT_S = 90.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,7 @@ class Case:
     has_optimizer: bool = True
     """Without: a second less to start, for the first one made imports torch's compiler."""
     save_at: tuple[int, ...] = ()
+    keep: int | None = None
     resume: str = ""
     """The folder of checkpoints to resume from."""
     acts: tuple[str, str] = ("", "")
@@ -40,7 +41,7 @@ class Case:
 
 CASES = {
     "uninterrupted": Case(),
-    "saving": Case(steps=4, save_at=(2, 4), acts=("r0", "linger")),
+    "saving": Case(steps=4, save_at=(1, 2, 4), keep=2, acts=("r0", "linger")),
     # Another random state than the run had that saved: only the checkpoint may tell it.
     "resuming": Case(resume="checkpoints", random_state=99),
     "resuming an older step": Case(resume="older", random_state=99),
@@ -157,7 +158,7 @@ class Trial:
             record["steps"].append(result.step)
             print(f"{self.name}: step {result.step} done", flush=True)
             if result.step in case.save_at:
-                pipeline.save(self.folder / "checkpoints")
+                pipeline.save(self.folder / "checkpoints", keep=case.keep)
             if act == "be busy" and result.step % 3 == 0:
                 await_files([self.folder / f"go on after {result.step}"])
             if act == "stop" and result.step == 3:

@@ -1,6 +1,6 @@
-"""What a region runs in the parity suite: every case, one pipeline after another.
+"""What a region runs in the parity suite: every case, one pipeline after another, at each point.
 
-GEOTRAIN_CONFIG=site.toml python parity_rank.py REGION OUT_FOLDER PRECISION
+python parity_rank.py (CONFIG OUT PRECISION)...
 """
 
 import sys
@@ -12,6 +12,9 @@ import torch
 from parity_cases import CASES, DTYPES, STEPS, Case
 
 import geotrain
+
+OTHERS_LIMIT_S = 150.0
+"""For the points before, in which this region has no part."""
 
 
 def run(region: geotrain.Region, case: Case, dtype: torch.dtype) -> dict[str, Any]:
@@ -55,10 +58,14 @@ def run(region: geotrain.Region, case: Case, dtype: torch.dtype) -> dict[str, An
 
 
 def main() -> None:
-    name, folder, precision = sys.argv[1:]
-    region = geotrain.attach()
-    results = {case.name: run(region, case, DTYPES[precision]) for case in CASES}
-    torch.save(results, Path(folder) / f"{name}.pt")
+    # One process for many points: it costs more to start than a point does to run.
+    for config, out, precision in zip(*[iter(sys.argv[1:])] * 3, strict=True):
+        region = geotrain.attach(config, timeout_s=OTHERS_LIMIT_S)
+        results = {case.name: run(region, case, DTYPES[precision]) for case in CASES}
+        region.close()
+        draft = Path(f"{out}.draft")
+        torch.save(results, draft)
+        draft.rename(out)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """The plain torch loop that the regions are compared with; it imports nothing of geotrain.
 
-python plain_reference.py OUT.pt PRECISION MICROBATCHES
+python plain_reference.py (OUT PRECISION MICROBATCHES)...
 """
 
 import hashlib
 import math
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -97,14 +98,16 @@ def run(case: Case, *, dtype: torch.dtype, num_microbatches: int) -> dict[str, A
 
 
 def main() -> None:
-    out, precision, num_microbatches = sys.argv[1:]
     torch.set_num_threads(1)
-    results = {
-        case.name: run(case, dtype=DTYPES[precision], num_microbatches=int(num_microbatches))
-        for case in CASES
-        if not case.random
-    }
-    torch.save(results, out)
+    for out, precision, num_microbatches in zip(*[iter(sys.argv[1:])] * 3, strict=True):
+        results = {
+            case.name: run(case, dtype=DTYPES[precision], num_microbatches=int(num_microbatches))
+            for case in CASES
+            if not case.random
+        }
+        draft = Path(f"{out}.draft")
+        torch.save(results, draft)
+        draft.rename(out)
 
 
 if __name__ == "__main__":

@@ -1,31 +1,40 @@
 """`geotrain bench step` as a user runs it."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 
 from geotrain.lab.emulator.netns import obstacle
+from tests.lab.emulator.remains import MARK, left_behind, look
 
-LIMIT_S = 90.0
+LIMIT_S = 150.0
 FIELDS = {
     *("step_s", "ideal_s", "lower_bound_s", "ratio", "windows", "num_microbatches", "bubble"),
     *("peer_step_s", "speedup", "speedup_stock"),
 }
-TINY = ["--forward-ms", "2", "--backward-ms", "4", "--boundary-kib", "64", "--steps", "3"]
+TINY = ["--forward-ms", "2", "--backward-ms", "4", "--boundary-kib", "64"]
+
+
+NETNS = pytest.mark.skipif(obstacle() is not None, reason=f"no network namespaces: {obstacle()}")
 
 
 def bench(folder, *options):
     done = subprocess.run(
-        [sys.executable, "-m", "geotrain", "bench", "step", *TINY, *options],
+        [sys.executable, "-m", "geotrain", "bench", "step", *TINY, "--steps", "3", *options],
         env={**os.environ, "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stderr
+    assert "geotrain: step 1 of 3, " in done.stderr
     assert list(folder.iterdir()) == []
     return done.stdout
 
@@ -52,7 +61,19 @@ def test_windows_follow_the_links_by_themselves(tmp_path):
     assert result["all_step_s"][-1] > result["lower_bound_s"]
 
 
-@pytest.mark.skipif(obstacle() is not None, reason=f"no network namespaces: {obstacle()}")
+@NETNS
+def test_three_regions_with_unequal_stages_over_links_with_jitter(tmp_path):
+    options = ["--regions", "3", "--forward-ms", "2,6,3", "--backward-ms", "4,2,8"]
+    options += ["--rtt-ms", "20", "--jitter-ms", "3", "--loss", "0.001", "--microbatches", "6"]
+    options += ["--congestion", "cubic"]
+    result = json.loads(bench(tmp_path, *options, "--window", "hide", "--json"))
+    assert result["windows"] == [6, 6, 1]
+    assert result["congestion"] == {"sites": "cubic", "geotrain": "cubic"}
+    assert result["step_s"] > result["lower_bound_s"]
+    assert result["ideal_s"] == pytest.approx(5 * 0.011 + 0.025 + 4 * (0.01 + 65536 / 125e6))
+
+
+@NETNS
 def test_torch_does_the_same_work_on_the_same_links(tmp_path):
     options = ["--emulator", "netns", "--rtt-ms", "20", "--microbatches", "3"]
     result = json.loads(bench(tmp_path, *options, "--against", "torch", "--json"))
@@ -62,3 +83,53 @@ def test_torch_does_the_same_work_on_the_same_links(tmp_path):
         assert step_s > result["lower_bound_s"]
     assert result["peer_notes"] == {}
     assert result["speedup"] <= result["speedup_stock"]
+
+
+def wait_for_child(process: subprocess.Popen, module: str) -> None:
+    """Until a process that the bench started runs this module."""
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                # Not the small programs that become it: they carry it further back.
+                if child.cmdline()[1:3] == ["-m", module]:
+                    return
+        time.sleep(0.02)
+    raise AssertionError(f"no {module} within {LIMIT_S:.0f} s")
+
+
+RANK, TORCH_RANK = "geotrain.lab.bench.rank", "geotrain.lab.bench.torch_rank"
+
+
+@pytest.mark.parametrize(
+    ("emulator", "module", "number", "status"),
+    [
+        ("relay", RANK, signal.SIGINT, 130),
+        ("relay", RANK, signal.SIGTERM, 143),
+        pytest.param("netns", RANK, signal.SIGKILL, -9, marks=NETNS),
+        pytest.param("netns", TORCH_RANK, signal.SIGTERM, 143, marks=NETNS),
+    ],
+)
+def test_whatever_ends_it_nothing_is_left(tmp_path, emulator, module, number, status):
+    options = ["--microbatches", "4", "--rtt-ms", "5", "--emulator", emulator]
+    options += ["--against", "torch"] if module == TORCH_RANK else ["--steps", "1000"]
+    before = look(mark := f"bench-{os.getpid()}-{emulator}-{number}-{module}")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "geotrain", "bench", "step", *TINY, *options],
+        env={**os.environ, "TMPDIR": str(tmp_path), MARK: mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_for_child(process, module)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+        process.communicate()
+    assert (process.returncode, out) == (status, "")
+    if number != signal.SIGKILL:
+        assert err == f"geotrain bench: stopped by {number.name}\n"
+    assert left_behind(before, folder=tmp_path) == []

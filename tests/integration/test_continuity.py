@@ -163,6 +163,11 @@ def test_new_processes_resume_bit_equal_to_an_uninterrupted_run(resumed, alone):
     assert_same_result(found, records(alone, "uninterrupted"))
 
 
+def test_of_the_checkpoints_as_many_are_kept_as_asked_for(resumed):
+    steps = sorted(folder.name for folder in (resumed.folder / "checkpoints").iterdir())
+    assert steps == ["step-00000002", "step-00000004"]
+
+
 def test_regions_agree_on_the_newest_step_that_all_have(resumed, alone):
     found = records(resumed, "resuming an older step")
     assert [record["resumed"] for record in found] == [2, 2]

@@ -81,6 +81,8 @@ def test_it_trains_what_one_plain_process_trains(tmp_path, regions, codec, rtt_m
     assert (summary["regions"], summary["steps"]) == (regions, 3)
     assert summary["final_loss"] == steps[-1]["loss"]
     assert summary["max_abs_param_diff"] == 0.0
+    assert summary["ideal_s"] >= summary["lower_bound_s"] > 0
+    assert summary["step_s"] > 0 and summary["single_process_step_s"] > 0
     assert len(summary["rtt_ms"]) == regions - 1
     for measured in summary["rtt_ms"].values():
         assert rtt_ms <= measured["min"] <= rtt_ms + 10
@@ -149,11 +151,13 @@ def test_a_script_changes_the_links_while_it_trains(tmp_path):
     script.write_text("[[change]]\nat_s = 0\nrtt_ms = 400\nwhy = 'a detour'\n")
     folder = tmp_path / "own"
     folder.mkdir()
-    with demo(folder, "--rtt-ms", "0", "--steps", "4", "--script", str(script)) as process:
+    options = ["--rtt-ms", "0", "--steps", "4", "--no-baseline", "--script", str(script)]
+    with demo(folder, *options) as process:
         out, err = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 0, err
-    *steps, _ = [json.loads(line) for line in out.splitlines()]
+    *steps, summary = [json.loads(line) for line in out.splitlines()]
     assert steps[-1]["step_s"] >= 0.4
+    assert summary["single_process_step_s"] is None
 
 
 def test_a_wrong_script_is_told_before_anything_starts(tmp_path):

@@ -2,24 +2,28 @@
 
 A *grid point* is a number of regions, a microbatch count, a precision and a codec. At each one real
 daemons and processes run all cases, one pipeline after another in the same processes, because the
-start of a process costs more than a case does.
+start of a process costs more than a case does, or a whole point.
 """
 
+import contextlib
 import math
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from harness import Regions, RunSpec, start_process
+from harness import Process, Regions, RunSpec, start_process
 from parity_cases import CASES, GLOBAL_BATCH, SEED, STEPS, Case
 from parity_models import NUM_LAYERS
 
 HERE = Path(__file__).parent
-LIMIT_S = 120.0
+LIMIT_S = 150.0
+
+pytestmark = pytest.mark.timeout(600)  # the first test waits for all processes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,38 +59,8 @@ Outcome = dict[str, dict[str, Any]]
 """What was found, by case."""
 
 
-class Grid:
-    """Runs each point and each reference once, when it is first asked for."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._done: dict[Any, Any] = {}
-
-    def regions(self, point: Point) -> list[Outcome]:
-        """The outcome in every region."""
-        return self._once(point, lambda folder: run_regions(point, folder))
-
-    def reference(self, point: Point) -> Outcome:
-        """The outcome of the plain script."""
-        key = (point.precision, point.microbatches)
-        return self._once(key, lambda folder: run_reference(point, folder))
-
-    def _once(self, key: Any, run: Any) -> Any:
-        if key not in self._done:
-            folder = self._folder / str(len(self._done))
-            folder.mkdir()
-            try:
-                self._done[key] = run(folder)
-            except AssertionError as error:
-                self._done[key] = error
-                raise
-        if isinstance(self._done[key], AssertionError):
-            pytest.fail(f"the run of {key} failed, see the first of these failures")
-        return self._done[key]
-
-
-def run_regions(point: Point, folder: Path) -> list[Outcome]:
-    spec = RunSpec(
+def spec_of(point: Point) -> RunSpec:
+    return RunSpec(
         regions=point.regions,
         layers=NUM_LAYERS,
         microbatches=point.microbatches,
@@ -96,29 +70,114 @@ def run_regions(point: Point, folder: Path) -> list[Outcome]:
         window=point.window,
         seed=SEED,
     )
-    with Regions(folder, spec) as regions:
-        regions.run(HERE / "parity_rank.py", str(folder), point.precision, limit_s=LIMIT_S)
-        assert set(regions.stop_daemons().values()) <= {0}, regions.all_tails()
-    return [torch.load(folder / f"{name}.pt", weights_only=True) for name in spec.names]
 
 
-def run_reference(point: Point, folder: Path) -> Outcome:
-    out = folder / "reference.pt"
-    command = [sys.executable, str(HERE / "plain_reference.py"), str(out)]
-    command += [point.precision, str(point.microbatches)]
-    process = start_process(command, name="plain reference", log=folder / "log")
-    try:
-        status = process.wait(deadline=time.monotonic() + LIMIT_S)
-        assert status == 0, process.tail()
-    finally:
-        process.stop()
-    outcome: Outcome = torch.load(out, weights_only=True)
-    return outcome
+class Grid:
+    """The outcomes of some points and of their references, from as few processes as may be.
+
+    One process runs all references, one all points of a single region, and one for each region all
+    points of several, whose daemons are each point's own. All these run at once.
+    """
+
+    def __init__(self, folder: Path, points: Iterable[Point]) -> None:
+        self._folder = folder
+        self._places = {point: Regions(folder / str(point), spec_of(point)) for point in points}
+        self._processes: list[Process] = []
+        self._failure = ""
+        self._loaded: dict[Path, Outcome] = {}
+
+    def regions(self, point: Point) -> list[Outcome]:
+        """The outcome in every region."""
+        return [self._load(path) for path in self._outcomes(point).values()]
+
+    def reference(self, point: Point) -> Outcome:
+        """The outcome of the plain script."""
+        return self._load(self._reference(point))
+
+    def run(self) -> None:
+        """Where a process fails, the outcomes before stay; who asks for another is told why."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(lambda: [process.stop() for process in self._processes])
+            for place in self._places.values():
+                stack.enter_context(place)
+            try:
+                for name, command in self._commands().items():
+                    self._start(name, command)
+                self._run_points()
+            except AssertionError as error:
+                self._failure = str(error)
+
+    def _run_points(self) -> None:
+        for point, place in self._places.items():
+            if point.regions > 1:
+                place.start_daemons()
+                self._await(self._outcomes(point).values(), place.daemons.values())
+                assert set(place.stop_daemons().values()) <= {0}, place.all_tails()
+        for point in self._places:
+            self._await([*self._outcomes(point).values(), self._reference(point)], ())
+
+    def _commands(self) -> dict[str, list[str]]:
+        """A script and its arguments for each process."""
+        references = {
+            self._reference(point): (point.precision, point.microbatches) for point in self._places
+        }
+        commands = {"plain": ["plain_reference.py"]}
+        for path, (precision, microbatches) in references.items():
+            commands["plain"] += [str(path), precision, str(microbatches)]
+        for point, place in self._places.items():
+            for name, path in self._outcomes(point).items():
+                process = name if point.regions > 1 else "alone"
+                command = commands.setdefault(process, ["parity_rank.py"])
+                command += [str(place.rank_config(name)), str(path), point.precision]
+        return commands
+
+    def _start(self, name: str, command: Sequence[str]) -> None:
+        script, *args = command
+        command = [sys.executable, str(HERE / script), *args]
+        self._processes.append(start_process(command, name=name, log=self._folder / f"{name}.log"))
+
+    def _outcomes(self, point: Point) -> dict[str, Path]:
+        place = self._places[point]
+        return {name: place.folder / f"{name}.pt" for name in place.spec.names}
+
+    def _reference(self, point: Point) -> Path:
+        return self._folder / f"{point.precision}-M{point.microbatches}.pt"
+
+    def _await(self, paths: Iterable[Path], daemons: Iterable[Process]) -> None:
+        paths, daemons = list(paths), list(daemons)
+        deadline = time.monotonic() + LIMIT_S
+        while not all(path.exists() for path in paths):
+            for process in (*self._processes, *daemons):
+                status = process.popen.poll()
+                ended_well = status == 0 and process not in daemons
+                assert status is None or ended_well, f"{process.name} ended:\n{process.tail()}"
+            assert time.monotonic() < deadline, f"not in time: {paths}\n{self._tails(daemons)}"
+            time.sleep(0.02)
+
+    def _tails(self, daemons: Iterable[Process]) -> str:
+        everyone = (*self._processes, *daemons)
+        return "\n".join(f"--- {process.name}\n{process.tail()}" for process in everyone)
+
+    def _load(self, path: Path) -> Outcome:
+        if path not in self._loaded:
+            if not path.exists():
+                pytest.fail(f"no {path.name}: {self._failure}")
+            self._loaded[path] = torch.load(path, weights_only=True)
+        return self._loaded[path]
 
 
 @pytest.fixture(scope="module")
-def grid(tmp_path_factory):
-    return Grid(tmp_path_factory.mktemp("parity"))
+def grid(request, tmp_path_factory):
+    """All points that the selected tests need."""
+    wanted = {
+        item.callspec.params["point"]
+        for item in request.session.items
+        if item.path == request.path and "point" in item.fixturenames
+    }
+    wanted |= {point.alone for point in wanted}
+    grid = Grid(tmp_path_factory.mktemp("parity"), [point for point in POINTS if point in wanted])
+    grid.run()
+    return grid
 
 
 def merged(outcomes: list[Outcome], case: Case, what: str) -> dict[str, torch.Tensor]:

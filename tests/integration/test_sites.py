@@ -64,6 +64,9 @@ def test_both_sites_train_as_their_files_say(tmp_path):
     finally:
         for process in (virginia, frankfurt):
             process.stop()
+    for process in (virginia, frankfurt):
+        assert "SIGTERM" not in process.output(), "an end in order reads like a failure"
+        assert "= the daemon ends: its training process is done" in process.output()
     steps = re.findall(r"^step (\d+) loss", virginia.output(), flags=re.MULTILINE)
     assert list(map(int, steps)) == list(range(1, STEPS + 1))
     assert "virginia.toml is fine" in virginia.output()

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from geotrain.lab.processes import start_child, tethered
+from geotrain.lab.processes import isolated_module, own_module, start_child, tethered
+from geotrain.version import __version__
 
 LIMIT_S = 15.0
 FOREVER = "import signal; print('up', flush=True); signal.pause()"
@@ -91,3 +92,11 @@ async def test_stop_ends_a_child_that_ignores_sigterm_and_what_it_started(tmp_pa
     deadline = time.monotonic() + LIMIT_S
     while inner.is_running() and inner.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline, "what the child had started was left behind"
+
+
+@pytest.mark.parametrize("command_of", [isolated_module, own_module])
+def test_a_folder_of_the_same_name_does_not_hide_the_package(tmp_path, command_of):
+    (tmp_path / "geotrain").mkdir()  # as the folder above a clone has it
+    command = command_of("geotrain", ["version"])
+    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S)
+    assert told.stdout.strip() == __version__, told.stderr

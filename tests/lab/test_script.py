@@ -1,10 +1,12 @@
 """Scripts of timed changes."""
 
+from pathlib import Path
+
 import pytest
 
 from geotrain.errors import ConfigError
 from geotrain.lab.script import Change, parse_script, read_script
-from geotrain.lab.settings import Selection
+from geotrain.lab.settings import USER_KEYS, Selection
 
 WAYS = [("a", "b"), ("b", "a")]
 
@@ -65,3 +67,18 @@ def test_a_wrong_script_says_where_and_what(text, message):
 def test_a_file_that_cannot_be_read(tmp_path):
     with pytest.raises(ConfigError, match="cannot read the script"):
         read_script(tmp_path / "none.toml")
+
+
+NUMBERS = [f"{key} = {value}" for key in USER_KEYS for value in ("nan", "inf", "1e300")]
+TIMES = [f"at_s = {value}\nrtt_ms = 5" for value in ("nan", "inf", "1e400", "-inf")]
+
+
+@pytest.mark.parametrize("entry", [*TIMES, *(f"at_s = 1\n{number}" for number in NUMBERS)])
+def test_numbers_that_no_link_can_have_are_refused(entry):
+    with pytest.raises(ConfigError, match="change 1: "):
+        parse_script(f"[[change]]\n{entry}", file="s", directions=WAYS)
+
+
+def test_a_script_without_end_is_refused_unread():
+    with pytest.raises(ConfigError, match="larger than 1 MiB"):
+        read_script(Path("/dev/zero"))

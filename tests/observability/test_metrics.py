@@ -10,6 +10,7 @@ def make_status(**changes: Any) -> dict[str, Any]:
         "state": "connected",
         "bytes_sent": 5,
         "bytes_received": 6,
+        "payload_bytes_sent": 8,
         "rtt_s": {"min": 0.1, "p50": None, "p99": 0.3},
     }
     status: dict[str, Any] = {
@@ -55,6 +56,7 @@ def test_the_text_has_every_number_that_is_known_and_none_that_is_not() -> None:
         'geotrain_rank_action_age_seconds{rank="0"} 2.0',
         'geotrain_link_up{peer="b"} 1.0',
         'geotrain_link_sent_bytes_total{peer="b"} 5.0',
+        'geotrain_link_sent_payload_bytes_total{peer="b"} 8.0',
         'geotrain_link_rtt_seconds{peer="b",quantile="0.99"} 0.3',
         "geotrain_egress_usd_per_hour 0.25",
     ):

@@ -13,6 +13,7 @@ from geotrain.pipeline.following import Following, measure
 from geotrain.pipeline.runtime import Account
 from geotrain.pipeline.schedule import Action
 from geotrain.pipeline.simulate import simulate
+from geotrain.pipeline.trace import TracedAction
 from geotrain.transport.attachment_times import Hold as StreamHold
 from geotrain.transport.attachment_times import Passage as StreamPassage
 from tests.control.measured_line import figures_of
@@ -52,7 +53,15 @@ def context(*, index: int = 0, window: object = "auto", names=("virginia", "fran
 def account(*runs: str) -> Account:
     done = Account()
     for number, text in enumerate(runs):
-        done.trace.append((Action.parse(text), float(number), number + 0.5))
+        action = Action.parse(text)
+        done.trace.append(
+            TracedAction(
+                kind=action.kind,
+                microbatch=action.microbatch,
+                begin_s=float(number),
+                end_s=number + 0.5,
+            )
+        )
     return done
 
 

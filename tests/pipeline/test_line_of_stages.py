@@ -14,6 +14,7 @@ from geotrain.pipeline.group import Group
 from geotrain.pipeline.parcel import Codecs
 from geotrain.pipeline.runtime import Account, Runtime, Work
 from geotrain.pipeline.stage import Weight
+from geotrain.pipeline.trace import most_in_flight
 from geotrain.transport.attachment_streams import InStream, OutStream
 from geotrain.transport.flow import Ring
 from geotrain.transport.messages import BACKWARD, FORWARD, Message, stream_id
@@ -150,19 +151,22 @@ def build_line(rng, *, num_stages, ring_bytes, sizes, windows, frozen_first):
 
 
 def run_line(rng, wires, runtimes):
-    """Fire enabled events in random order until all is done; a deadlock is an assertion."""
-    account = Account()
+    """Fire enabled events in random order until all is done; a deadlock is an assertion.
+
+    Returns what each stage ran.
+    """
+    accounts = {runtime: Account() for runtime in runtimes}
     while True:
         for runtime in runtimes:
             runtime.pump()
         if all(runtime.is_done for runtime in runtimes):
-            return
+            return [account.trace for account in accounts.values()]
         events = [event for wire in wires.values() for event in wire.events()]
         choices = events + [runtime for runtime in runtimes if not runtime.is_done]
         while choices:
             choice = choices.pop(rng.randrange(len(choices)))
             if isinstance(choice, Runtime):
-                if choice.advance(account):
+                if choice.advance(accounts[choice]):
                     break
             else:
                 choice()
@@ -211,9 +215,11 @@ def test_no_arrival_order_deadlocks_and_windows_hold(
                 microbatches=batches if index == 0 else (),
             )
         )
-    run_line(rng, wires, runtimes)
-    for stage, window in zip(stages, windows, strict=False):
+    traces = run_line(rng, wires, runtimes)
+    for stage, window, trace in zip(stages, windows, traces, strict=False):
         assert stage.most_held <= window
+        assert [f"{action.kind}{action.microbatch}" for action in trace] == stage.order
+        assert most_in_flight(trace) == stage.most_held
         assert [a for a in stage.order if a[0] == "F"] == [f"F{m}" for m in range(num_microbatches)]
         backwards = [a for a in stage.order if a[0] == "B"]
         expected = 0 if stage._frozen else num_microbatches

@@ -1,6 +1,8 @@
 """Whichever way a rank's process or its daemon ends, the other notices and nothing is left."""
 
 import contextlib
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,10 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from geotrain.daemon.attachments import ended_how
 from geotrain.errors import AttachError
 from tests.transport.local_line import TIMEOUT_S, LocalLine, local_line, wait_for_state
 
 FORWARD, BACKWARD = 0, 1
+KERNEL_TELLS = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= (6, 15)
+"""Of a process whose parent has taken its status already."""
 
 
 @pytest.fixture
@@ -75,6 +80,72 @@ def test_a_killed_rank_is_lost_at_once_with_its_last_action(line: LocalLine) -> 
         line.attach(0).close()
 
 
+@pytest.mark.parametrize("reaped", [False, True], ids=["zombie", "reaped"])
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ("os.kill(os.getpid(), signal.SIGTERM)", "was ended by SIGTERM (its job was cancelled?"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL (out of memory?"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "was ended by SIGSEGV;"),
+        ("os._exit(3)", "ended with exit status 3 without leaving the run"),
+    ],
+    ids=["SIGTERM", "SIGKILL", "SIGSEGV", "exit"],
+)
+def test_how_a_rank_ended_is_told_where_the_system_tells(
+    line: LocalLine, end: str, words: str, reaped: bool
+) -> None:
+    with contextlib.closing(line.attach(1)) as b:
+        with rank_process(line, READY, "import signal", "sys.stdin.read(1)", end) as process:
+            wait_for_state(b, "a", "ready")
+            assert process.stdin is not None
+            with line.paused() if reaped else contextlib.nullcontext():
+                process.stdin.close()
+                if reaped:  # the daemon looks only now
+                    process.wait(TIMEOUT_S)
+            error = wait_for_state(b, "a", "failed").error
+        assert error is not None
+        assert error["kind"] == "lost"
+        if reaped and not KERNEL_TELLS:
+            words = "ended without saying why"
+        assert words in error["detail"]
+
+
+def test_how_a_rank_ended_is_logged_once_a_daemon(
+    line: LocalLine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with contextlib.closing(line.attach(1)) as b:
+        with rank_process(line, READY, "time.sleep(60)") as process:
+            wait_for_state(b, "a", "ready")
+            process.kill()
+            wait_for_state(b, "a", "failed")
+            line.attach(0).close()  # by now all of its end has been noticed
+    about = [text for text in caplog.messages if f"(pid {process.pid})" in text]
+    assert len(about) == 2  # one in each of the two regions' daemons
+    assert all(text.startswith("! region a: failed: region a: rank 0 ") for text in about)
+
+
+def test_the_end_of_a_rank_whose_region_had_failed_before_is_told_by_itself(
+    line: LocalLine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with contextlib.closing(line.attach(1)) as b:
+        with rank_process(line, READY, "time.sleep(60)") as process:
+            wait_for_state(b, "a", "ready")
+            line.call(lambda: line.exchanges[0].fail("link", "the link to region b failed"))
+            process.kill()
+            process.wait(TIMEOUT_S)
+            line.attach(0).close()
+    about = [text for text in caplog.messages if f"! rank 0 (pid {process.pid}) " in text]
+    assert len(about) == 1
+    assert "last seen in '1F3 of step 7'" in about[0]
+
+
+def test_a_rank_that_closed_its_socket_but_lives_is_not_said_to_have_ended_by_anything() -> None:
+    assert ended_how(None, "its socket closed") == (
+        "ended without saying why (its socket closed); whoever started it has its exit status"
+    )
+    assert ended_how(-40, "") == "was ended by signal 40"
+
+
 @pytest.mark.parametrize("shares_socket", [False, True])
 def test_a_forked_child_does_not_hide_the_rank_s_death(
     line: LocalLine, shares_socket: bool
@@ -93,8 +164,7 @@ def test_a_forked_child_does_not_hide_the_rank_s_death(
             entry = wait_for_state(b, "a", "failed")
             assert time.monotonic() - started < 15.0, "noticed only when the child ended"
             assert entry.error is not None
-            expected = "its process ended" if shares_socket else ""
-            assert expected in entry.error["detail"]
+            assert "was ended by SIGKILL" in entry.error["detail"]
 
 
 def test_an_uncaught_exception_is_reported_with_its_text(line: LocalLine) -> None:

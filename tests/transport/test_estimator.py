@@ -17,12 +17,12 @@ from geotrain.transport.frame import MAX_CHUNK_BYTES
 
 def test_rtt_keeps_the_least_ever_and_quantiles_of_the_recent():
     rtt = RttEstimator()
-    assert rtt.summary() == {"min": None, "p50": None, "p99": None}
+    assert rtt.summary() == {"min": None, "p50": None, "p99": None, "last": None}
     rtt.on_sample(0.010)
     for _ in range(RTT_SAMPLES):
         rtt.on_sample(0.100)
     rtt.on_sample(0.300)
-    assert rtt.summary() == {"min": 0.010, "p50": 0.100, "p99": 0.100}
+    assert rtt.summary() == {"min": 0.010, "p50": 0.100, "p99": 0.100, "last": 0.300}
     assert rtt.quantile_s(1.0) == 0.300
 
 

@@ -1,5 +1,6 @@
 import asyncio
 import socket
+import sys
 
 import aiohttp
 import pytest
@@ -87,6 +88,25 @@ async def test_bytes_cross_the_hand_over_whole_every_time(server):
             assert end.received == b"first" + payload
             assert carrier.peer_address == f"127.0.0.1:{server.port}"
             assert carrier.congestion
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets programs choose")
+async def test_each_end_has_the_congestion_control_that_it_asked_for():
+    link_server = LinkServer(congestion="reno")
+    far = Recorder()
+    await link_server.start("127.0.0.1", 0, lambda region: far)
+    url = f"http://127.0.0.1:{link_server.port}"
+    try:
+        async with dial(url, region="a", to="b", timeout_s=5.0, congestion="nosuch") as carrier:
+            end = Recorder()
+            end.start(carrier)
+            carrier.write(b"x")
+            await far.until(lambda: far.received == b"x")
+            assert (far.carrier.congestion, far.carrier.congestion_refused) == ("reno", "")
+            assert carrier.congestion not in ("", "nosuch")
+            assert "nosuch cannot be had here" in carrier.congestion_refused
+    finally:
+        await link_server.close()
 
 
 async def test_end_of_one_side_is_told_to_the_other(server):

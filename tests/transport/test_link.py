@@ -41,6 +41,7 @@ class Site:
         self.failed: list[str] = []
         self.states: list[str] = []
         self.hold = False
+        self.board = [Presence(region=region, revision=1)]
         self.ring = bytearray(RING_BYTES)
         self.sends = 0 if region == "a" else 1
         self.num_offered = 0
@@ -50,7 +51,7 @@ class Site:
             url=url,
             coder=coder or ZlibCoder(),
             settings=LinkSettings(ping_interval_s=0.1, silent_s=2.0),
-            board=lambda: [Presence(region=region, revision=1)],
+            board=lambda: self.board,
             on_board=self._on_board,
             on_delivered=self._on_delivered,
             on_acked=self._on_acked,
@@ -177,6 +178,7 @@ async def test_hinted_ranges_travel_coded():
         await a.until(lambda: a.acked == [0])
         assert b.delivered == [payload]
         assert a.link.stats()["bytes_sent"] < 1_700_000
+        assert a.link.stats()["payload_bytes_sent"] == len(payload)
 
 
 async def _reach(site: Site, num_bytes: int) -> None:
@@ -258,9 +260,22 @@ async def test_boards_are_exchanged_at_once_and_changes_follow():
 async def test_close_tells_the_peer_why():
     async with served() as (a, b):
         await b.until(lambda: b.state == "connected")
-        await a.link.close("region a's daemon was ended (SIGTERM)")
+        await a.link.close("its daemon ends: ended by SIGTERM")
         await b.until(lambda: b.state == "down")
-        assert b.link.stats()["reason"] == ("closed by a: region a's daemon was ended (SIGTERM)")
+        reason = "closed by the other side: its daemon ends: ended by SIGTERM"
+        assert b.link.stats()["reason"] == reason
+
+
+@pytest.mark.parametrize(("state", "level"), [("left", "INFO"), ("ready", "WARNING")])
+async def test_the_end_of_a_peer_whose_rank_has_left_is_no_warning(caplog, state, level):
+    caplog.set_level(logging.INFO, logger="geotrain")
+    async with served() as (a, b):
+        await b.until(lambda: b.state == "connected")
+        b.board = [*b.board, Presence(region="a", incarnation=1, state=state)]
+        await a.link.close("its daemon ends: its training process is done")
+        await b.until(lambda: b.state == "down")
+    lines = [one for one in caplog.records if one.message.startswith("x link to a: closed by")]
+    assert [one.levelname for one in lines] == [level]
 
 
 @pytest.mark.parametrize("from_end", [0, 1])
@@ -414,3 +429,36 @@ def test_state_before_the_first_lane(url):
     assert (stats["state"], stats["reason"]) == (
         ("down", "waiting for region b to dial in") if url is None else ("connecting", "")
     )
+
+
+async def test_whoever_only_connects_gets_no_chunk_of_the_session():
+    """A second connection of the same name, in its handshake, beside the lane that carries bulk."""
+    async with in_memory() as (a, b, _):
+        a.open_view()
+        b.open_view()
+        await a.until(lambda: a.state == "connected")
+        stranger, far = carrier_pair(automatic=True)
+        heard: list[bytes] = []
+        stranger.start(_Heard(heard))
+        payloads = _payloads(2)
+        for payload in payloads:
+            a.offer(payload)
+        a.link.accept(far)
+        await a.until(lambda: len(a.acked) == 2)
+        assert b.delivered == payloads
+        assert heard == []
+
+
+class _Heard:
+    def __init__(self, heard: list[bytes]) -> None:
+        self._heard = heard
+        self._buffer = bytearray(65536)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return memoryview(self._buffer)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._heard.append(bytes(self._buffer[:nbytes]))
+
+    def connection_lost(self, reason: str) -> None:
+        pass

@@ -125,6 +125,24 @@ def test_a_closed_lane_writes_nowhere_any_more():
     assert bytes(b.ring) == before
 
 
+def test_payload_is_counted_as_it_was_before_coding_and_again_when_sent_again():
+    a, b = make_pair()
+    settle(a, b)
+    for payload in (bytes(1000), b"x" * 600, b"inline"):
+        a.offer(payload, hinted=True)
+    settle(a, b)
+    assert a.session.payload_bytes_sent == 1600
+    assert b.session.payload_bytes_sent == 0
+    a.offer(b"y" * 300)
+    while a.write(limit=1000):
+        pass
+    disconnect(a, b)  # nothing of it has been read
+    connect(a, b)
+    settle(a, b)
+    assert b.delivered[-1] == (3, b"y" * 300)
+    assert a.session.payload_bytes_sent == 1600 + 2 * 300
+
+
 def test_sender_stops_at_the_credit_of_the_ring_and_goes_on_at_release():
     a, b = make_pair()
     for _ in range(3):

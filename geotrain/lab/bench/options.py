@@ -2,16 +2,21 @@
 
 import itertools
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, Self
 
 from geotrain.control.ideal import Costs, ideal_step_s
 from geotrain.lab.demo.options import Options, socket_path
-from geotrain.lab.settings import LinkSettings
+from geotrain.lab.settings import MSS_BYTES, LinkSettings
 from geotrain.pipeline.window import resolve_windows, windows_for_latency
 
 SEED = 20
+_JITTER_DEVIATIONS = 2.0
+"""Of a half-normal delay: one in twenty is longer."""
+_RARE = 0.05
+"""As share of the microbatches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +52,11 @@ class BenchOptions:
     mbit: float = 1000.0
     loss: float = 0.0
     jitter_s: float = 0.0
-    window: Literal["auto", "classic"] | tuple[int, ...] = "classic"
-    congestion: str | None = None
+    window: Literal["auto", "classic", "hide"] | tuple[int, ...] = "classic"
+    congestion: Literal["bbr", "cubic"] | None = None
+    """Of the sites' kernels and of geotrain's lanes; None leaves both as they are."""
+    limit_s: float | None = None
+    """How long one way of running the steps may take; None: by what is asked for."""
     emulator: Literal["auto", "netns", "relay"] = "auto"
     against_torch: bool = False
     json: bool = False
@@ -80,25 +88,41 @@ class BenchOptions:
     @property
     def windows(self) -> tuple[int, ...]:
         """As the first region announces them; with "auto" those of the first step."""
+        window = "classic" if self.window == "auto" else self.window
         return resolve_windows(
-            "classic" if self.window == "auto" else self.window,
+            self.hiding_windows if window == "hide" else window,
             num_stages=self.work.num_stages,
             num_microbatches=self.work.num_microbatches,
         )
 
     @property
     def hiding_windows(self) -> tuple[int, ...]:
-        """Those that hide the links' delay, going by the figures asked for."""
+        """Those that hide the links' delay, going by the figures asked for.
+
+        One more than just enough at each boundary, for what the machine adds to those figures.
+        """
         costs = self.costs
         pairs = zip(costs.latency_s, costs.transfer_s, strict=True)
-        delay_s = [latency_s + transfer_s for latency_s, transfer_s in pairs]
+        extra_s = _JITTER_DEVIATIONS * self.jitter_s + self._loss_delay_s
+        delay_s = [latency_s + transfer_s + extra_s for latency_s, transfer_s in pairs]
         # Stages that take no time would need windows without end.
         slowest_s = max(costs.slowest_s, 1e-3)
-        return windows_for_latency(delay_s, delay_s, slowest_s=slowest_s)
+        just_enough = windows_for_latency(delay_s, delay_s, slowest_s=slowest_s)
+        boundaries = len(delay_s)
+        return tuple(window + boundaries - stage for stage, window in enumerate(just_enough))
+
+    @property
+    def _loss_delay_s(self) -> float:
+        """A round trip for what is sent again, where that is more than a rare exception."""
+        segments = math.ceil(self.work.boundary_bytes / MSS_BYTES)
+        meets_loss = 1 - (1 - self.loss) ** segments
+        return self.rtt_s if meets_loss > _RARE else 0.0
 
     @property
     def variant_limit_s(self) -> float:
         """How long a way of running the steps may take before it is given up."""
+        if self.limit_s is not None:
+            return self.limit_s
         return 20.0 + self.work.steps * (5.0 + 8.0 * ideal_step_s(self.costs))
 
 
@@ -118,6 +142,8 @@ def site_toml(
     lines += ["", "[site]", f'name = "{names[index]}"', f'listen = "{listen}"']
     lines += ['status = "127.0.0.1:0"', f"arena_mib = {_arena_mib(options)}"]
     lines += [f"socket = {json.dumps(str(socket_path(folder, names[index])))}"]
+    own_choice = json.dumps(options.congestion or "auto")
+    lines += ["", "[site.link]", f"congestion = {own_choice}"]
     if index > 0:
         lines += ["", f"[site.peers.{names[index - 1]}]"]
     if dial is not None:

@@ -19,6 +19,8 @@ def main() -> None:
     optimizer = torch.optim.SGD(segment.parameters(), lr=1e-3)
     pipeline = region.pipeline(segment, optimizer, loss_fn=mean_output)
     batch = make_batch(work.num_microbatches, work.boundary_bytes) if region.reads_data else None
+    if region.is_main:
+        print(json.dumps({"ready": True}), flush=True)
     for _ in range(work.steps):
         result = pipeline.step(batch)
         if region.is_main:

@@ -37,6 +37,8 @@ def report(
         "windows": steps[-1]["windows"],
         "num_microbatches": steps[-1]["num_microbatches"],
         "bubble": 1 - busy_s / step_s,
+        "num_steps": len(steps),
+        "num_steps_asked": options.work.steps,
         "all_step_s": [step["step_s"] for step in steps],
         "attribution_s": steps[-1]["attribution_s"],
         "rtt_ms": options.rtt_s * 1e3,
@@ -88,7 +90,7 @@ def table(result: Mapping[str, Any]) -> str:
         f"geotrain's own {result['congestion']['geotrain'] or 'unknown'})",
         f"windows {result['windows']}, {result['num_microbatches']} microbatches",
         "",
-        _row("geotrain", result["step_s"], f"{result['ratio']:.3f} x ideal"),
+        _row("geotrain", result["step_s"], _own_remark(result)),
         _row("ideal", result["ideal_s"], "windows that hide the latency"),
         _row("lower bound", result["lower_bound_s"], "no synchronous step is below"),
     ]
@@ -102,6 +104,12 @@ def table(result: Mapping[str, Any]) -> str:
     lines += [result["peer_reason"]] if result["peer_reason"] else []
     lines.append(f"load {result['load']:.2f} on {result['num_cpus']} CPUs when it began")
     return "\n".join(lines)
+
+
+def _own_remark(result: Mapping[str, Any]) -> str:
+    ratio = f"{result['ratio']:.3f} x ideal" if result["ratio"] is not None else ""
+    done, asked = result["num_steps"], result["num_steps_asked"]
+    return ratio if done == asked else f"{ratio}, {done} of {asked} steps in time".lstrip(", ")
 
 
 def _widths(widths: Mapping[str, float | None]) -> str:

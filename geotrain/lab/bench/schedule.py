@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 
 NUM_WIDTHS = 6
-READY = "ready"
-"""What the first rank says once all ranks have met."""
 
 
 def warm_up_widths(best_guess: int, *, num_stages: int, num_microbatches: int) -> list[int]:

@@ -3,34 +3,53 @@
 import asyncio
 import json
 import os
+import shutil
+import signal
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from geotrain.errors import GeotrainError
-from geotrain.lab.bench.options import SEED, BenchOptions
-from geotrain.lab.processes import Child, start_child
-from geotrain.lab.wan import Wan, open_wan
+from geotrain.lab.bench.options import SEED
+from geotrain.lab.processes import Child, ending_signals, start_child
+from geotrain.lab.settings import LinkSettings
+from geotrain.lab.wan import Kind, Wan, open_wan
 
 STOP_LIMIT_S = 5.0
+FEWEST_STEPS = 2
+"""The first is never counted: the connections are still finding their rate."""
 
 
 class BenchFailedError(GeotrainError):
     """A part of the measurement ended or hung; says which, with its last words."""
 
 
+class LabOptions(Protocol):
+    """What a lab needs to know of a measurement."""
+
+    @property
+    def names(self) -> Sequence[str]: ...
+    @property
+    def link(self) -> LinkSettings: ...
+    @property
+    def congestion(self) -> str | None: ...
+    @property
+    def emulator(self) -> Kind: ...
+
+
 class Sites:
     """The lab and a folder for logs; `close` leaves nothing behind."""
 
-    def __init__(self, wan: Wan, options: BenchOptions, folder: Path) -> None:
+    def __init__(self, wan: Wan, options: LabOptions, folder: Path) -> None:
         self.wan = wan
         self.names = options.names
         self.folder = folder
 
     @classmethod
-    async def open(cls, options: BenchOptions, folder: Path) -> "Sites":
+    async def open(cls, options: LabOptions, folder: Path) -> "Sites":
         wan = await asyncio.to_thread(
             open_wan,
             options.emulator,
@@ -66,6 +85,47 @@ class Sites:
         )
 
 
+def run_until_signal(measure: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any] | int:
+    """Run a measurement; a signal ends it in order. Returns its result, or the exit status."""
+    received: list[signal.Signals] = []
+
+    async def run() -> dict[str, Any]:
+        task = asyncio.current_task()
+        assert task is not None
+
+        def cancel(number: signal.Signals) -> None:
+            if not received:  # The clean-up that the first signal began must not be interrupted.
+                received.append(number)
+                task.cancel()
+
+        for number in ending_signals():
+            asyncio.get_running_loop().add_signal_handler(number, cancel, number)
+        return await measure
+
+    try:
+        return asyncio.run(run())
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        print(f"geotrain bench: stopped by {received[0].name}", file=sys.stderr)
+        return 128 + received[0]
+
+
+async def in_lab(
+    options: LabOptions, measure: Callable[[Sites], Awaitable[dict[str, Any]]]
+) -> dict[str, Any]:
+    """Measure in a lab and a folder of its own, of which nothing is left afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="geotrain-bench-"))
+    try:
+        sites = await Sites.open(options, folder)
+        try:
+            return await measure(sites)
+        finally:
+            await sites.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 async def next_line(child: Child, others: Sequence[Child], *, limit_s: float) -> Mapping[str, Any]:
     """The next JSON line of `child`.
 
@@ -95,10 +155,29 @@ async def next_line(child: Child, others: Sequence[Child], *, limit_s: float) ->
     return line
 
 
+async def next_lines(
+    child: Child, others: Sequence[Child], *, count: int, limit_s: float, what: str
+) -> list[Mapping[str, Any]]:
+    """The next `count` JSON lines of `child`, or as many as there are in time.
+
+    Raises:
+        BenchFailedError: It ended, or one of the others did with an error.
+    """
+    lines = list[Mapping[str, Any]]()
+    deadline = time.monotonic() + limit_s
+    while len(lines) < count:
+        progress(f"{what}: step {len(lines) + 1} of {count}, {limit_s:.0f} s at most for all")
+        try:
+            left_s = deadline - time.monotonic()
+            lines.append(await next_line(child, others, limit_s=left_s))
+        except TimeoutError:
+            break
+    return lines
+
+
 def progress(text: str) -> None:
-    """To a person who waits; not into what programs read."""
-    if sys.stderr.isatty():
-        print(f"  {text}", file=sys.stderr, flush=True)
+    """To whoever waits; stdout has the result alone."""
+    print(f"  {text}", file=sys.stderr, flush=True)
 
 
 async def stop(children: Sequence[Child]) -> None:

@@ -9,25 +9,29 @@ import contextlib
 import itertools
 import json
 import os
-import shutil
-import signal
 import statistics
-import sys
-import tempfile
-import time
 from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from geotrain.lab.bench.options import BenchOptions, site_toml
 from geotrain.lab.bench.peers import measure_torch
 from geotrain.lab.bench.report import report, table
-from geotrain.lab.bench.sites import BenchFailedError, Sites, next_line, progress, stop
+from geotrain.lab.bench.sites import (
+    FEWEST_STEPS,
+    BenchFailedError,
+    Sites,
+    in_lab,
+    next_line,
+    next_lines,
+    progress,
+    run_until_signal,
+    stop,
+)
 from geotrain.lab.demo.options import ports_path
-from geotrain.lab.processes import Child
+from geotrain.lab.processes import Child, own_module
 from geotrain.lab.wan import Route
 
-_START_LIMIT_S = 60.0
+_START_LIMIT_S = 120.0
 _LISTEN_PORT = 7400
 """Of every daemon in a namespace of its own; on the loopback that all share, any free port."""
 _POLL_S = 0.02
@@ -35,40 +39,17 @@ _POLL_S = 0.02
 
 def main(options: BenchOptions) -> int:
     """Measure and print. Returns the exit status; BenchFailedError says what went wrong."""
-    received: list[signal.Signals] = []
-    try:
-        result = asyncio.run(_measure(options, received))
-    except asyncio.CancelledError:
-        if not received:
-            raise
-        print(f"geotrain bench: stopped by {received[0].name}", file=sys.stderr)
-        return 128 + received[0]
+    result = run_until_signal(in_lab(options, lambda sites: _measure(sites, options)))
+    if isinstance(result, int):
+        return result
     print(json.dumps(result) if options.json else table(result), flush=True)
     return 0
 
 
-async def _measure(options: BenchOptions, received: list[signal.Signals]) -> dict[str, Any]:
-    task = asyncio.current_task()
-    assert task is not None
-
-    def cancel(number: signal.Signals) -> None:
-        if not received:  # The clean-up that the first signal began must not be interrupted.
-            received.append(number)
-            task.cancel()
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, cancel, number)
-    folder = Path(tempfile.mkdtemp(prefix="geotrain-bench-"))
-    try:
-        sites = await Sites.open(options, folder)
-        try:
-            load = os.getloadavg()[0]
-            steps, lanes = await _measure_geotrain(sites, options)
-            peers = await measure_torch(sites, options) if options.against_torch else None
-        finally:
-            await sites.close()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+async def _measure(sites: Sites, options: BenchOptions) -> dict[str, Any]:
+    load = os.getloadavg()[0]
+    steps, lanes = await _measure_geotrain(sites, options)
+    progress(f"geotrain: {statistics.median(s['step_s'] for s in steps[1:]):.3f} s")
     return report(
         options,
         step_s=statistics.median(step["step_s"] for step in steps[1:]),
@@ -76,30 +57,33 @@ async def _measure(options: BenchOptions, received: list[signal.Signals]) -> dic
         emulator=sites.wan.kind,
         congestion={"sites": sites.wan.congestion, "geotrain": lanes},
         load=load,
-        peers=peers,
+        peers=await measure_torch(sites, options) if options.against_torch else None,
     )
 
 
 async def _measure_geotrain(
     sites: Sites, options: BenchOptions
 ) -> tuple[list[Mapping[str, Any]], str]:
-    """The lines of all steps, and the congestion control that the daemons' link had."""
+    """The lines of the steps that ended in time, and the congestion control of the links."""
+    progress(f"geotrain: starting {len(sites.names)} daemons and training processes")
     async with _regions(sites, options) as (daemons, ranks):
-        lines = list[Mapping[str, Any]]()
-        limit_s = _START_LIMIT_S + options.variant_limit_s
-        deadline = time.monotonic() + limit_s
-        others = [*daemons, *ranks[1:]]
-        while len(lines) < options.work.steps:
-            progress(f"geotrain: step {len(lines) + 1} of {options.work.steps}")
-            try:
-                left_s = deadline - time.monotonic()
-                lines.append(await next_line(ranks[0], others, limit_s=left_s))
-            except TimeoutError as error:
-                done = f"{len(lines)} of {options.work.steps} steps in {limit_s:.0f} s"
-                raise BenchFailedError(f"{done}; {ranks[0].describe_end()}") from error
-        async with asyncio.timeout(_START_LIMIT_S):
-            await asyncio.gather(*(rank.process.wait() for rank in ranks))
-        return lines, await _congestion(sites)
+        ready = await next_line(ranks[0], [*daemons, *ranks[1:]], limit_s=_START_LIMIT_S)
+        assert ready == {"ready": True}
+        lines = await next_lines(
+            ranks[0],
+            [*daemons, *ranks[1:]],
+            count=options.work.steps,
+            limit_s=options.variant_limit_s,
+            what="geotrain",
+        )
+        if len(lines) < FEWEST_STEPS:
+            done = f"{len(lines)} of {options.work.steps} steps in {options.variant_limit_s:.0f} s"
+            raise BenchFailedError(f"{done}; {ranks[0].describe_end()}")
+        lanes = await _congestion(sites)
+        if len(lines) == options.work.steps:
+            async with asyncio.timeout(_START_LIMIT_S):
+                await asyncio.gather(*(rank.process.wait() for rank in ranks))
+        return lines, lanes
 
 
 @contextlib.asynccontextmanager
@@ -120,7 +104,7 @@ async def _regions(
             )
             file = sites.folder / f"{name}.toml"
             file.write_text(toml, encoding="utf-8")
-            command = [sys.executable, "-m", "geotrain", "daemon", "--config", str(file)]
+            command = own_module("geotrain", ["daemon", "--config", str(file)])
             daemons.append(await sites.start(name, command, name=f"daemon of {name}"))
         for index, name in enumerate(sites.names):
             ranks.append(await _start_rank(sites, options, name, is_first=index == 0))
@@ -136,7 +120,7 @@ async def _regions(
 async def _start_rank(sites: Sites, options: BenchOptions, name: str, *, is_first: bool) -> Child:
     return await sites.start(
         name,
-        [sys.executable, "-m", "geotrain.lab.bench.rank", options.work.to_json()],
+        own_module("geotrain.lab.bench.rank", [options.work.to_json()]),
         name=f"training process of {name}",
         environment={"GEOTRAIN_CONFIG": str(sites.folder / f"{name}.toml")},
         pipe_stdout=is_first,
@@ -164,12 +148,17 @@ def _ports(sites: Sites, name: str) -> Mapping[str, Any] | None:
 
 
 async def _congestion(sites: Sites) -> str:
-    """What the first daemon's link runs with; "" where its status page does not say."""
-    ports = _ports(sites, sites.names[0])
+    """What the daemons' links run with, every end of them; "" where no status page says."""
+    found = [name for site in sites.names for name in await _congestion_at(sites, site)]
+    return ", ".join(sorted(set(found)))
+
+
+async def _congestion_at(sites: Sites, site: str) -> list[str]:
+    ports = _ports(sites, site)
     if ports is None:
-        return ""
+        return []
     host, _, port = ports["status"].rpartition(":")
-    sock = sites.wan.socket(sites.names[0])
+    sock = sites.wan.socket(site)
     sock.setblocking(False)
     try:
         async with asyncio.timeout(5.0):
@@ -179,7 +168,7 @@ async def _congestion(sites: Sites) -> str:
             _, _, body = (await reader.read()).partition(b"\r\n\r\n")
             writer.close()
         links: dict[str, Any] = json.loads(body)["links"]
-        return next((str(link["congestion"]) for link in links.values()), "")
+        return [str(link["congestion"]) for link in links.values() if link["congestion"]]
     except (OSError, TimeoutError, ValueError, KeyError):
         sock.close()
-        return ""
+        return []

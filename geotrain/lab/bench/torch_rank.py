@@ -1,6 +1,6 @@
 """One rank of the same work on torch.distributed.pipelining over gloo.
 
-Runs the variants it is given one after another and prints a line for each, from the first stage.
+Runs the variants it is given one after another; the first stage prints a line for each step.
 """
 
 import csv
@@ -18,7 +18,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from geotrain.lab.bench.options import Work
-from geotrain.lab.bench.schedule import READY, rows, stage_widths
+from geotrain.lab.bench.schedule import rows, stage_widths
 from geotrain.lab.bench.stage import SleepStage, make_batch, mean_output
 
 _COLLECTIVE_LIMIT = timedelta(minutes=30)
@@ -33,16 +33,14 @@ def main() -> None:
         "gloo", init_method=store, rank=rank, world_size=work.num_stages, timeout=_COLLECTIVE_LIMIT
     )
     if rank == 0:
-        print(json.dumps({"variant": READY}), flush=True)
+        print(json.dumps({"ready": True}), flush=True)
     for variant in variants:
-        times = _measure(work, rank, variant)
+        _measure(work, rank, variant)
         dist.barrier()
-        if rank == 0:
-            print(json.dumps({"variant": variant, "step_s": times}), flush=True)
     dist.destroy_process_group()
 
 
-def _measure(work: Work, rank: int, variant: str) -> list[float]:
+def _measure(work: Work, rank: int, variant: str) -> None:
     module = SleepStage(forward_s=work.forward_s[rank], backward_s=work.backward_s[rank])
     x, target = make_batch(work.num_microbatches, work.boundary_bytes)
     example = x[:1]
@@ -59,15 +57,15 @@ def _measure(work: Work, rank: int, variant: str) -> list[float]:
     inputs = (x,) if rank == 0 else ()
     is_last = rank == work.num_stages - 1
     options: dict[str, Any] = {"target": target, "losses": []} if is_last else {}
-    times, began = [], time.monotonic()
+    began = time.monotonic()
     for _ in range(work.steps):
         schedule.step(*inputs, **options)
         optimizer.step()
         optimizer.zero_grad()
         ended = time.monotonic()
-        times.append(ended - began)
+        if rank == 0:
+            print(json.dumps({"variant": variant, "step_s": ended - began}), flush=True)
         began = ended
-    return times
 
 
 def _schedule(work: Work, stage: PipelineStage, variant: str) -> Any:

@@ -31,7 +31,10 @@ class Options:
     jitter_ms: float = 0.0
     script: Path | None = None
     codec: Literal["none", "planes"] = "none"
+    usd_per_gb: float = 0.02
     verify: bool = False
+    no_baseline: bool = False
+    plain: bool = False
     json: bool = False
 
     @property
@@ -94,7 +97,20 @@ def parse(argv: Sequence[str]) -> Options:
     add("--steps", type=int, default=30, help="optimizer steps (default 30)")
     add("--microbatches", type=int, default=8, help="parts of each batch (default 8)")
     add("--codec", choices=("none", "planes"), default="none", help="how tensors travel")
+    add(
+        "--usd-per-gb",
+        type=float,
+        default=0.02,
+        metavar="USD",
+        help="price of a GB sent, for the dollars shown (default 0.02, an example price)",
+    )
     add("--verify", action="store_true", help="compare with one plain torch process at the end")
+    add(
+        "--no-baseline",
+        action="store_true",
+        help="do not time a few steps of one plain torch process at the end",
+    )
+    add("--plain", action="store_true", help="lines instead of the live view, also in a terminal")
     add("--json", action="store_true", help="one JSON object a line on stdout")
     options = Options(**vars(parser.parse_args(argv)))
     checks = {
@@ -103,6 +119,7 @@ def parse(argv: Sequence[str]) -> Options:
         "--mbit must be from 1 to 100000": 1 <= options.mbit <= 100_000,
         "--loss must be from 0 to 0.5": 0 <= options.loss <= 0.5,
         "--jitter-ms must be from 0 to 1000": 0 <= options.jitter_ms <= 1_000,
+        "--usd-per-gb must be from 0 to 1000": 0 <= options.usd_per_gb <= 1_000,
         "--script needs links: 2 regions or more": options.script is None or options.regions > 1,
         "--steps must be at least 1": options.steps >= 1,
         "--microbatches must be from 1 to 256": 1 <= options.microbatches <= 256,
@@ -140,10 +157,11 @@ def site_toml(options: Options, index: int, *, folder: Path, listen: str, dial: 
     lines += ["", "[site]", f'name = "{names[index]}"', f'listen = "{listen}"']
     lines += ['status = "127.0.0.1:0"', "arena_mib = 64"]
     lines += [f"socket = {json.dumps(str(socket_path(folder, names[index])))}"]
+    price = f"egress_usd_per_gb = {options.usd_per_gb!r}"
     if index > 0:
-        lines += ["", f"[site.peers.{names[index - 1]}]"]
+        lines += ["", f"[site.peers.{names[index - 1]}]", price]
     if dial is not None:
-        lines += ["", f"[site.peers.{names[index + 1]}]", f'url = "http://{dial}"']
+        lines += ["", f"[site.peers.{names[index + 1]}]", f'url = "http://{dial}"', price]
     return "\n".join(lines) + "\n"
 
 

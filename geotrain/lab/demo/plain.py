@@ -17,6 +17,7 @@ import json
 import math
 import sys
 import sysconfig
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,13 +172,24 @@ def loss_sum(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor
 
 
 def train(
-    config: ByteConfig, *, seed: int, steps: int, batch: int, num_microbatches: int
+    config: ByteConfig,
+    *,
+    seed: int,
+    steps: int,
+    batch: int,
+    num_microbatches: int,
+    step_s: list[float] | None = None,
 ) -> ByteTransformer:
-    """Train in this process, with one thread: the reference."""
+    """Train in this process, with one thread: the reference.
+
+    Args:
+        step_s: Where the wall time of each step is appended.
+    """
     torch.set_num_threads(1)
     model = ByteTransformer(config)
     init_weights(model, seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    began = time.perf_counter()
     for inputs_BT, targets_BT in batches(
         seed=seed, steps=steps, batch=batch, context=config.context
     ):
@@ -192,6 +204,9 @@ def train(
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
         optimizer.step()
+        if step_s is not None:
+            step_s.append(time.perf_counter() - began)
+        began = time.perf_counter()
     return model
 
 
@@ -226,18 +241,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, default=ByteConfig().num_layers)
     parser.add_argument("--save", type=Path, help="write the parameters to this file")
     parser.add_argument("--compare", type=Path, nargs="*", help="segments saved by the regions")
+    parser.add_argument("--times", action="store_true", help="print the seconds of each step")
     options = parser.parse_args(argv)
+    step_s: list[float] = []
     model = train(
         ByteConfig(num_layers=options.layers),
         seed=options.seed,
         steps=options.steps,
         batch=options.batch,
         num_microbatches=options.microbatches,
+        step_s=step_s,
     )
     if options.save is not None:
         torch.save(model.state_dict(), options.save)
+    answer: dict[str, object] = {"step_s": step_s} if options.times else {}
     if options.compare:
-        print(json.dumps({"max_abs_param_diff": max_abs_difference(model, options.compare)}))
+        answer["max_abs_param_diff"] = max_abs_difference(model, options.compare)
+    if answer:
+        print(json.dumps(answer))
     return 0
 
 

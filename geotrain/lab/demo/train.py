@@ -5,6 +5,7 @@ GEOTRAIN_CONFIG=site.toml python -m geotrain.lab.demo.train --steps 30
 
 import argparse
 import json
+import time
 from pathlib import Path
 
 import torch
@@ -53,9 +54,12 @@ def main() -> None:
 
 
 def _line(result: geotrain.StepResult) -> dict[str, object]:
-    names = ("step", "loss", "grad_norm", "num_tokens", "step_s", "num_microbatches", "windows")
-    line: dict[str, object] = {"event": "step"}
-    line |= {name: getattr(result, name) for name in (*names, "wan_bytes", "attribution_s")}
+    names = ["step", "loss", "grad_norm", "num_tokens", "step_s", "num_microbatches", "windows"]
+    names += ["wan_bytes", "committed", "reason", "attribution_s"]
+    line: dict[str, object] = {"event": "step"} | {name: getattr(result, name) for name in names}
+    # One machine has one monotonic clock, so its regions can be laid side by side.
+    line["ended_s"] = time.monotonic()
+    line["trace"] = [[a.kind, a.microbatch, a.begin_s, a.end_s] for a in result.trace]
     return line
 
 

@@ -183,6 +183,15 @@ class Relay:
         for end in tuple(self._ends):
             end.drop()
 
+    def reset_one(self) -> None:
+        """Reset one connection, whichever the seed says; the others go on."""
+        joined = [end for end in self._ends if end.peer is not None]
+        if joined:
+            end = self.rng.choice(joined)
+            assert end.peer is not None
+            end.drop()
+            end.peer.drop()
+
     def stall(self) -> None:
         """Deliver nothing more, as when a middlebox forgets a connection: nobody is told."""
         self.stalled = True

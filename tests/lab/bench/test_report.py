@@ -18,17 +18,15 @@ OPTIONS = BenchOptions(
     ),
     window=(8, 1),
 )
-STEPS = [
-    {"step_s": 2.5, "windows": [8, 1], "num_microbatches": 32, "attribution_s": {"wait": 0.2}},
-]
+STEP = {"step_s": 2.5, "windows": [8, 1], "num_microbatches": 32, "attribution_s": {"wait": 0.2}}
 HUNG = Peer(step_s=None, note="none within 60 s (3 steps asked for)")
 
 
-def figures(peers=None, *, step_s=2.4):
+def figures(peers=None, *, step_s=2.4, num_steps=3):
     return report(
         OPTIONS,
         step_s=step_s,
-        steps=STEPS,
+        steps=[STEP] * num_steps,
         emulator="netns",
         congestion={"sites": "cubic", "geotrain": "bbr"},
         load=0.5,
@@ -74,6 +72,13 @@ def test_why_there_is_no_comparison_is_told():
     result = figures("no comparison with torch: relays")
     assert result["peer_step_s"] == {}
     assert "no comparison with torch: relays" in table(result).splitlines()
+
+
+def test_fewer_steps_than_asked_for_are_told():
+    result = figures(num_steps=2)
+    assert (result["num_steps"], result["num_steps_asked"]) == (2, 3)
+    assert "1.143 x ideal, 2 of 3 steps in time\n" in table(result)
+    assert "1.143 x ideal\n" in table(figures())
 
 
 def test_the_table_names_the_congestion_controls_and_the_machines_load():

@@ -11,7 +11,7 @@ from geotrain.lab.settings import LinkSettings
 
 @pytest.mark.parametrize("regions", [1, 2, 3, 16])
 def test_the_files_are_valid_and_agree_on_the_run(tmp_path, regions):
-    options = Options(regions=regions, microbatches=40, codec="planes")
+    options = Options(regions=regions, microbatches=40, codec="planes", usd_per_gb=0.05)
     configs = []
     for index, name in enumerate(options.names):
         path = tmp_path / f"{name}.toml"
@@ -28,6 +28,8 @@ def test_the_files_are_valid_and_agree_on_the_run(tmp_path, regions):
         if index < regions - 1:
             expected[options.names[index + 1]] = f"http://10.77.0.{index + 2}:7400"
         assert urls == expected
+        prices = {peer.egress_usd_per_gb for peer in config.neighbours.values()}
+        assert prices == ({0.05} if regions > 1 else set())
     run = configs[0].run
     assert run.plan.window == [40] * (regions - 1) + [1]
     assert (run.global_batch, run.compression.gradients) == (40, "planes")
@@ -52,6 +54,8 @@ def test_options_have_the_documented_defaults():
     assert parse(["--rtt-ms", "0", "--codec", "planes", "--verify", "--json"]) == Options(
         rtt_ms=0.0, codec="planes", verify=True, json=True
     )
+    options = parse(["--plain", "--no-baseline", "--usd-per-gb", "0.09"])
+    assert (options.plain, options.no_baseline, options.usd_per_gb) == (True, True, 0.09)
     argv = [
         "--emulator",
         "relay",
@@ -80,6 +84,8 @@ def test_options_have_the_documented_defaults():
         (["--codec", "zip"], "invalid choice"),
         (["--loss", "0.9"], "--loss must be from 0 to 0.5"),
         (["--jitter-ms", "-1"], "--jitter-ms must be from 0"),
+        (["--usd-per-gb", "-1"], "--usd-per-gb must be from 0"),
+        (["--usd-per-gb", "nan"], "--usd-per-gb must be from 0"),
         (["--script", "x", "--regions", "1"], "--script needs links"),
     ],
     ids=str,

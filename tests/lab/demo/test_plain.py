@@ -1,6 +1,7 @@
 """The plain reference: a pure function of its arguments, alone in the world."""
 
 import ast
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -91,3 +92,11 @@ def test_it_runs_as_a_script(tmp_path):
     command = [sys.executable, plain.__file__, *options, "--compare", str(saved)]
     done = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
     assert done.stdout == '{"max_abs_param_diff": 0.0}\n'
+
+
+def test_it_times_its_steps(capsys):
+    options = ["--steps", "3", "--batch", "2", "--layers", "1", "--microbatches", "2"]
+    assert plain.main([*options, "--times"]) == 0
+    (answer,) = capsys.readouterr().out.splitlines()
+    step_s = json.loads(answer)["step_s"]
+    assert len(step_s) == 3 and min(step_s) > 0
