@@ -53,6 +53,14 @@ def test_it_measures_steps_over_relays(tmp_path):
     assert (result["peer_step_s"], result["speedup"], result["speedup_stock"]) == ({}, None, None)
 
 
+def test_windows_follow_the_links_by_themselves(tmp_path):
+    """A link much longer than a microbatch: within two steps the window is all there is."""
+    options = ["--emulator", "relay", "--rtt-ms", "300", "--microbatches", "6"]
+    result = json.loads(bench(tmp_path, *options, "--window", "auto", "--json"))
+    assert result["windows"][0] > 2, result
+    assert result["all_step_s"][-1] > result["lower_bound_s"]
+
+
 @NETNS
 def test_three_regions_with_unequal_stages_over_links_with_jitter(tmp_path):
     options = ["--regions", "3", "--forward-ms", "2,6,3", "--backward-ms", "4,2,8"]
