@@ -119,7 +119,8 @@ def test_how_a_rank_ended_is_logged_once_a_daemon(
             process.kill()
             wait_for_state(b, "a", "failed")
             line.attach(0).close()  # by now all of its end has been noticed
-    about = [text for text in caplog.messages if f"(pid {process.pid})" in text]
+    alarms = [text for text in caplog.messages if text.startswith("! ")]
+    about = [text for text in alarms if f"(pid {process.pid})" in text]
     assert len(about) == 2  # one in each of the two regions' daemons
     assert all(text.startswith("! region a: failed: region a: rank 0 ") for text in about)
 
