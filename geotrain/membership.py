@@ -247,9 +247,9 @@ class Membership:
         if name in self._view:
             return self._view[name] == entry.incarnation
         if entry.identity is not None:
+            # It said whose run it was ready for; being ready may have been over before we looked.
             sees = entry.identity.get("sees")
-            if not isinstance(sees, list) or self.attachment.incarnation not in sees:
-                return False
+            return isinstance(sees, list) and self.attachment.incarnation in sees
         return (name, entry.incarnation) in self._seen_alive
 
     def _error(self, kind: str, detail: str) -> RegionError:

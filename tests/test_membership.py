@@ -156,6 +156,30 @@ def test_how_an_earlier_run_ended_does_not_concern_this_one(tmp_path):
     member.wait(lambda: True, timeout_s=1.0, needs=["frankfurt"])
 
 
+@pytest.mark.parametrize("state", ["failed", "left"])
+@pytest.mark.parametrize(("sees", "concerns"), [([1, 2], True), ([0, 2], False), (None, False)])
+def test_whoever_was_ready_for_this_run_and_ended_before_we_looked_concerns_it(
+    tmp_path, state, sees, concerns
+):
+    """The board holds states: one that lasted shortly may never be seen."""
+    member, attachment = membership(tmp_path)
+    error = RegionError(region="frankfurt", kind="mismatch", detail="another model")
+    attachment.entries["frankfurt"] = Presence(
+        region="frankfurt",
+        incarnation=2,
+        state=state,
+        identity={"fingerprint": "abd", "sees": sees},
+        error=error.to_record() if state == "failed" else None,
+    )
+    found = member._trouble(["frankfurt"])
+    assert (found is not None) == concerns
+    if found is not None:
+        assert (found.region, found.kind) == (
+            "frankfurt",
+            "mismatch" if state == "failed" else state,
+        )
+
+
 def test_a_wait_can_be_explained(tmp_path):
     down = {"frankfurt": {"state": "down", "reason": "connection refused"}}
     member, attachment = membership(tmp_path, links=down)
