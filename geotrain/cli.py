@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from geotrain.commands import bench
 
             return bench.main(arguments[1:])
-        return _dispatch(_parser().parse_args(arguments))
+        return _dispatch(_parser(arguments).parse_args(arguments))
     except ConfigError as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="geotrain",
         description="Train one model over GPUs in several regions, clouds or companies.",
@@ -76,8 +76,20 @@ def _parser() -> argparse.ArgumentParser:
     run = add("run", "Run the daemon and a training command together, with one exit status.")
     run.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD ...")
     status = add("status", "Show what this region's daemon sees: ranks, links, bytes, dollars.")
-    status.add_argument("--stacks", action="store_true", help="each rank's Python stack as well")
+    status.add_argument(
+        "--stacks",
+        nargs="?",
+        const="short",
+        choices=("short", "full"),
+        help="each rank's Python stack as well: your own files' frames and the last ones (short, "
+        "where no word is given), or all",
+    )
     status.add_argument("--json", action="store_true", help="the daemon's own JSON")
+    simulate = add("simulate", "Draw the step that this run would take over given links.")
+    if argv[:1] == ["simulate"]:  # its options need more imports than other commands should pay
+        from geotrain.commands.simulate import add_options
+
+        add_options(simulate)
     commands.add_parser("demo", help="Train over emulated regions on this machine.")
     commands.add_parser("bench", help="Measure steps, or a link: geotrain bench --help.")
     commands.add_parser("lab", help="Emulate long-distance links for programs of your own.")
@@ -100,6 +112,10 @@ def _dispatch(options: argparse.Namespace) -> int:
         from geotrain.commands.status import status
 
         return status(config, stacks=options.stacks, as_json=options.json)
+    if options.command == "simulate":
+        from geotrain.commands import simulate
+
+        return simulate.run(config, options)
     if options.command == "run":
         from geotrain.commands.run import run
 

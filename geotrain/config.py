@@ -28,6 +28,7 @@ from geotrain.configuration.rules import (
     SOCKET_PATH_LIMIT_BYTES,
     check_address,
     check_lanes,
+    check_microbatches,
     check_url,
     check_window,
     default_socket_path,
@@ -70,12 +71,18 @@ class RegionSpec(_Table):
 
 
 class PlanConfig(_Table):
-    microbatches: int = Field(default=8, ge=1, le=4096)
-    """Into how many parts a global batch is cut; 8 keeps two to four regions busy."""
-    window: Annotated[Literal["classic"] | int | list[int], BeforeValidator(check_window)] = (
-        "classic"
-    )
-    """Microbatches in flight: "classic" (regions - index), one number, or one a region."""
+    microbatches: Annotated[Literal["auto"] | int, BeforeValidator(check_microbatches)] = 8
+    """Into how many parts a global batch is cut; 8 keeps two to four regions busy. "auto" (with
+    window = "auto") follows what a microbatch costs; another number gives other rounding."""
+    window: Annotated[
+        Literal["auto", "classic"] | int | list[int], BeforeValidator(check_window)
+    ] = "classic"
+    """Microbatches in flight: "auto" (follows stages and links as they show themselves),
+    "classic" (regions - index), one number, or one a region."""
+
+    replay: str | None = Field(default=None, min_length=1)
+    """Repeat the plans of an earlier run, from the file that its site.plan_log named; relative to
+    the first region's site file, and read there alone."""
 
 
 class CompressionConfig(_Table):
@@ -125,7 +132,11 @@ class RunConfig(_Table):
         if isinstance(plan.window, list) and regions and len(plan.window) != len(regions):
             allowed = f"must have one entry for each region: {len(regions)}, not {len(plan.window)}"
             findings.append(Finding(key="window", value=plan.window, allowed=allowed))
-        if batch is not None and plan.microbatches > batch:
+        if plan.microbatches == "auto":
+            if plan.window != "auto":
+                allowed = 'can be "auto" only with window = "auto"; give a number'
+                findings.append(Finding(key="microbatches", value="auto", allowed=allowed))
+        elif batch is not None and plan.microbatches > batch:
             allowed = f"must not exceed global_batch = {batch}; a microbatch needs a sample"
             findings.append(Finding(key="microbatches", value=plan.microbatches, allowed=allowed))
         if findings:
@@ -207,6 +218,8 @@ class SiteConfig(_Table):
     """What this site knows of other regions, each a [site.peers.NAME]."""
     arena_mib: int = Field(default=256, ge=1, le=1 << 20)
     """Shared memory between each rank and the daemon, in MiB; counts against the cgroup."""
+    plan_log: Annotated[Path | None, Field(strict=False)] = None
+    """A file to which the first region adds a line whenever the plan changes; none by default."""
     mesh: dict[str, Annotated[int, Field(ge=1)]] = {}
     """This region's own device mesh: dimension names and sizes."""
     socket: Annotated[Path | None, Field(strict=False)] = None
@@ -272,6 +285,19 @@ class Config(_Table):
     def index(self) -> int:
         """This region's place in the line."""
         return self.run.index_of(self.site.name)
+
+    @property
+    def replay_path(self) -> Path | None:
+        """Where the plans to repeat are, absolute."""
+        return self._beside(self.run.plan.replay)
+
+    @property
+    def plan_log_path(self) -> Path | None:
+        """Where the plans are noted down, absolute."""
+        return self._beside(self.site.plan_log)
+
+    def _beside(self, path: str | Path | None) -> Path | None:
+        return None if path is None else self._path.parent / Path(path).expanduser()
 
     @property
     def neighbours(self) -> dict[str, PeerConfig]:

@@ -47,7 +47,7 @@ class RegionError(GeotrainError):
     Attributes:
         region: Where it happened.
         kind: "exception", "lost", "left", "mismatch", "boundary", "call", "batch", "targets",
-            "link", "daemon", "restarted" or "poisoned".
+            "config", "link", "daemon", "restarted" or "poisoned".
         detail: What happened and what to do, without the place.
         step, microbatch: Where in the run, or None.
         key: The action or tensor, such as "forward over boundary 0", or None.

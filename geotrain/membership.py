@@ -37,7 +37,12 @@ class Membership:
 
     @classmethod
     def join(cls, config: Config, *, timeout_s: float) -> "Membership":
-        """Attach to this region's daemon. Raises AttachError."""
+        """Attach to this region's daemon.
+
+        Raises:
+            AttachError: It cannot be reached, or refused this rank.
+            RegionError: A neighbour has refused this region already; the attachment is closed.
+        """
         index, last = config.index, config.run.num_regions - 1
         streams_in, streams_out = [], []
         if index > 0:
@@ -61,7 +66,14 @@ class Membership:
         )
         where = f"{config.site.name} ({index + 1} of {config.run.num_regions})"
         logger.info("= attached to the daemon of region %s", where)
-        return cls(config, attachment)
+        membership = cls(config, attachment)
+        try:
+            # Here rather than once the model is built, which may take long.
+            membership._check_refusals()
+        except RegionError:
+            attachment.close()
+            raise
+        return membership
 
     @property
     def stop_reason(self) -> str | None:
@@ -235,9 +247,9 @@ class Membership:
         if name in self._view:
             return self._view[name] == entry.incarnation
         if entry.identity is not None:
+            # It said whose run it was ready for; being ready may have been over before we looked.
             sees = entry.identity.get("sees")
-            if not isinstance(sees, list) or self.attachment.incarnation not in sees:
-                return False
+            return isinstance(sees, list) and self.attachment.incarnation in sees
         return (name, entry.incarnation) in self._seen_alive
 
     def _error(self, kind: str, detail: str) -> RegionError:

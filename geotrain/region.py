@@ -53,6 +53,7 @@ def attach(config: str | Path | None = None, *, timeout_s: float = ATTACH_TIMEOU
     Raises:
         ConfigError: The file or the environment cannot work.
         AttachError: The daemon cannot be reached, or refused.
+        RegionError: A neighbouring region has refused this one already: the runs differ.
     """
     path = config if config is not None else os.environ.get("GEOTRAIN_CONFIG")
     if path is None:
@@ -286,6 +287,8 @@ class Region:
             num_microbatches=run.plan.microbatches if run is not None else 1,
             window=run.plan.window if run is not None else "classic",
             in_flight_limit=site.limits.in_flight if site is not None else None,
+            replay=self._config.replay_path if self._config is not None else None,
+            plan_log=self._config.plan_log_path if self._config is not None else None,
             default_steps=run.steps if run is not None else None,
             wait_s=site.liveness.wait_s if site is not None else 0.0,
             device=self.device,

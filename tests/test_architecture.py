@@ -13,9 +13,17 @@ ROOT = Path(__file__).resolve().parents[1]
 
 PURE = {
     "geotrain.pipeline.schedule",
+    "geotrain.pipeline.timed",
+    "geotrain.pipeline.validate",
     "geotrain.pipeline.simulate",
+    "geotrain.pipeline.idle",
+    "geotrain.pipeline.timeline",
     "geotrain.pipeline.trace",
     "geotrain.pipeline.window",
+    "geotrain.control.figures",
+    "geotrain.control.observed",
+    "geotrain.control.counts",
+    "geotrain.control.journal",
     "geotrain.control.costs",
     "geotrain.control.planner",
     "geotrain.control.controller",
@@ -52,10 +60,12 @@ PURE = {
     "geotrain.lab.bench.link_report",
     "geotrain.lab.demo.changes",
     "geotrain.lab.demo.comparison",
+    "geotrain.lab.demo.links",
     "geotrain.lab.demo.options",
     "geotrain.lab.demo.report",
     "geotrain.lab.demo.state",
     "geotrain.lab.demo.strips",
+    "geotrain.lab.demo.tables",
     "geotrain.lab.demo.view",
     "geotrain.lab.demo.words",
 }
@@ -70,6 +80,10 @@ LAYERS = (
     {"pipeline.step", "region", "membership", "daemon", "lab"},
     {"pipeline"},
     {"control"},
+    {
+        f"pipeline.{name}"
+        for name in ("schedule", "timed", "validate", "window", "simulate", "idle")
+    },
     {"transport", "compression", "state"},
     {"config"},
     {"errors", "observability", "version"},

@@ -66,7 +66,7 @@ def test_smallest_file_resolves_every_default(tmp_path):
         "precision": "fp32",
         "threads": 1,
         "max_grad_norm": None,
-        "plan": {"microbatches": 8, "window": "classic"},
+        "plan": {"microbatches": 8, "window": "classic", "replay": None},
         "compression": {"activations": "none", "gradients": "none"},
     }
 
@@ -81,7 +81,7 @@ steps = 1000
 precision = "bf16"
 threads = 4
 max_grad_norm = 1
-plan = { microbatches = 4, window = [3, 2, 1] }
+plan = { microbatches = 4, window = [3, 2, 1], replay = "old/plan.jsonl" }
 compression = { activations = "planes", gradients = "planes" }
 [site]
 name = "frankfurt"
@@ -90,6 +90,7 @@ status = "[::1]:0"
 arena_mib = 64
 mesh = { replica = 2, tensor = 4 }
 socket = "run/rank.sock"
+plan_log = "plan.jsonl"
 [site.peers.virginia]
 url = "http://virginia.example:7070"
 egress_usd_per_gb = 0.02
@@ -110,6 +111,8 @@ in_flight = 6
     assert config.neighbours["virginia"].egress_usd_per_gb == 0.02
     assert config.socket_path == tmp_path / "run" / "rank.sock"
     assert config.site.limits.in_flight == 6
+    assert config.replay_path == tmp_path / "old" / "plan.jsonl"
+    assert config.plan_log_path == tmp_path / "plan.jsonl"
     assert config.site.link.congestion == "cubic"
 
 
@@ -259,7 +262,27 @@ def test_two_regions_cannot_share_a_name(tmp_path):
 def test_window_that_means_nothing_is_one_problem(tmp_path, window):
     found = problems(tmp_path, RUN + f"plan.window = {window}" + SITE)
     assert set(found) == {"run.plan.window"}
-    assert 'must be "classic"' in found["run.plan.window"].allowed
+    assert 'must be "auto", "classic"' in found["run.plan.window"].allowed
+
+
+def test_windows_may_follow_the_links(tmp_path):
+    assert load(tmp_path, RUN + 'plan.window = "auto"' + SITE).run.plan.window == "auto"
+
+
+@pytest.mark.parametrize("count", ['"many"', "0", "4097", "true", "1.5", "[8]"])
+def test_microbatches_that_mean_nothing_are_one_problem(tmp_path, count):
+    found = problems(tmp_path, RUN + f"plan.microbatches = {count}" + SITE)
+    assert set(found) == {"run.plan.microbatches"}
+    assert 'must be "auto" or a whole number from 1 to 4096' in (
+        found["run.plan.microbatches"].allowed
+    )
+
+
+def test_microbatches_follow_only_where_windows_do(tmp_path):
+    both = 'plan = { microbatches = "auto", window = "auto" }'
+    assert load(tmp_path, RUN + both + SITE).run.plan.microbatches == "auto"
+    found = problems(tmp_path, RUN + 'plan.microbatches = "auto"' + SITE)
+    assert "only with window" in found["run.plan.microbatches"].allowed
 
 
 def test_window_list_wants_one_entry_a_region(tmp_path):

@@ -1,5 +1,6 @@
 """What a rank makes of the board and of its links, without a daemon."""
 
+import contextlib
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,6 +11,8 @@ from geotrain.errors import RegionError
 from geotrain.membership import Membership
 from geotrain.pipeline.segment import SegmentInfo
 from geotrain.transport.messages import Presence
+from tests.daemon.daemons import Daemons
+from tests.transport.local_line import TIMEOUT_S
 
 INFO = SegmentInfo(fingerprint="abc", parameter_index={}, layer_names=())
 CONFIG = """
@@ -78,6 +81,22 @@ def test_a_refused_link_ends_the_wait_at_once_with_the_reason(tmp_path):
     assert attachment.failed == [caught.value.to_record()]
 
 
+def test_a_link_that_is_refused_already_ends_attaching_and_leaves_the_place_free(tmp_path):
+    with contextlib.closing(Daemons(tmp_path, 2, site="arena_mib = 8")) as running:
+        other = running.config_path("b")
+        other.write_text(other.read_text().replace("global_batch = 8", "global_batch = 16"))
+        for name in running.names:
+            running.start(name)
+        for name, peer in (("a", "b"), ("b", "a")):
+            running.wait_for(name, lambda s, peer=peer: s["links"][peer]["state"] == "refused")
+            config = load_config(running.config_path(name))
+            for _ in range(2):
+                with pytest.raises(RegionError, match=r"run\.global_batch is ") as caught:
+                    Membership.join(config, timeout_s=TIMEOUT_S)
+                assert (caught.value.region, caught.value.kind) == (name, "mismatch")
+            running.wait_for(name, lambda s: s["state"] == "failed" and not s["ranks"])
+
+
 @pytest.mark.parametrize(
     ("note", "remedy"),
     [("the process is done", "run the same loop"), ("interrupted", "resume from the last")],
@@ -135,6 +154,30 @@ def test_how_an_earlier_run_ended_does_not_concern_this_one(tmp_path):
         region="frankfurt", incarnation=2, state="failed", error={"region": "frankfurt"}
     )
     member.wait(lambda: True, timeout_s=1.0, needs=["frankfurt"])
+
+
+@pytest.mark.parametrize("state", ["failed", "left"])
+@pytest.mark.parametrize(("sees", "concerns"), [([1, 2], True), ([0, 2], False), (None, False)])
+def test_whoever_was_ready_for_this_run_and_ended_before_we_looked_concerns_it(
+    tmp_path, state, sees, concerns
+):
+    """The board holds states: one that lasted shortly may never be seen."""
+    member, attachment = membership(tmp_path)
+    error = RegionError(region="frankfurt", kind="mismatch", detail="another model")
+    attachment.entries["frankfurt"] = Presence(
+        region="frankfurt",
+        incarnation=2,
+        state=state,
+        identity={"fingerprint": "abd", "sees": sees},
+        error=error.to_record() if state == "failed" else None,
+    )
+    found = member._trouble(["frankfurt"])
+    assert (found is not None) == concerns
+    if found is not None:
+        assert (found.region, found.kind) == (
+            "frankfurt",
+            "mismatch" if state == "failed" else state,
+        )
 
 
 def test_a_wait_can_be_explained(tmp_path):

@@ -5,12 +5,14 @@ attachment's lock. Nothing here waits: a stream says whether a message fits, and
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from geotrain.transport.arena import PAGE_BYTES
+from geotrain.transport.attachment_times import MAX_TIMES, Hold, Passage
 from geotrain.transport.flow import MAX_UNRELEASED, Ring, aligned
 from geotrain.transport.messages import Message
 from geotrain.transport.restoring import RestoredIn, RestoredOut
@@ -31,6 +33,8 @@ class _Slot:
 class _Sent:
     message: Message
     slot: _Slot | None
+    first_s: float
+    """When the first part of the whole message was sent."""
 
 
 class OutStream:
@@ -48,6 +52,8 @@ class OutStream:
         self.capacity = len(memory)
         self.max_part_bytes = max(PAGE_BYTES, self.capacity // 4)
         self.wire_bytes = 0
+        self._passages: deque[Passage] = deque(maxlen=MAX_TIMES)
+        self._first_s = 0.0
         self._memory = memory
         self._lock = lock
         self._post = post
@@ -95,6 +101,11 @@ class OutStream:
     def close(self) -> None:
         """Let go of the arena, so that it can be unmapped."""
         self._memory = memoryview(b"")
+
+    def slots(self, nbytes: int) -> int:
+        """How many messages with a payload of `nbytes` may be unacknowledged at once."""
+        size = aligned(max(1, nbytes))
+        return max(1, min(MAX_UNRELEASED, self.capacity // size, self._mirror.capacity // size))
 
     @property
     def view(self) -> int:
@@ -166,7 +177,9 @@ class OutStream:
                 hints=hints,
             )
             slot = self._take_reserved(start, payload_bytes) if payload_bytes else None
-            self._sent[self._next_seq] = _Sent(message, slot)
+            if part == 0:
+                self._first_s = time.monotonic()
+            self._sent[self._next_seq] = _Sent(message, slot, self._first_s)
             if slot is not None:
                 self._peer_cursor = aligned(slot.mirror_start + slot.payload_bytes)
             self._next_seq += 1
@@ -184,11 +197,26 @@ class OutStream:
         if view != self._view:
             return
         self.wire_bytes += sum(wire_bytes)
+        now = time.monotonic()
         for seq in seqs:
             sent = self._sent.pop(seq, None)
-            if sent is not None and sent.slot is not None:
+            if sent is None:
+                continue
+            if sent.slot is not None:
                 self._ring.free(sent.slot.start)
                 self._mirror.free(sent.slot.mirror_start)
+            whole = sent.message
+            if whole.part == whole.num_parts - 1:
+                self._passages.append(
+                    Passage(whole.kind, whole.step, whole.microbatch, sent.first_s, now)
+                )
+
+    def take_passages(self) -> list[Passage]:
+        """The messages acknowledged since this was last asked, in that order."""
+        with self._lock:
+            passages = list(self._passages)
+            self._passages.clear()
+            return passages
 
 
 @dataclass(slots=True)
@@ -227,6 +255,9 @@ class InStream:
         self._num_delivered = 0
         self._cursor = 0
         self._held: dict[int, Message] = {}
+        self._came_s: dict[int, float] = {}
+        """When each message of `_held` came."""
+        self._holds: deque[Hold] = deque(maxlen=MAX_TIMES)
 
     def open(self, view: int) -> None:
         """Keep what came for this view already (a peer may open it first), drop the rest."""
@@ -284,10 +315,12 @@ class InStream:
             self._delivered_view = message.view
             self._num_delivered = self._cursor = 0
             self._held.clear()
+            self._came_s.clear()
         self._num_delivered = message.seq + 1
         if message.payload_bytes:
             self._cursor = aligned(message.start + message.payload_bytes)
         self._held[message.seq] = message
+        self._came_s[message.seq] = time.monotonic()
         if message.view == self._view:
             self._queue.append(message)
         elif message.view == board_view:
@@ -300,7 +333,21 @@ class InStream:
         with self._lock:
             if message.view == self._delivered_view:
                 self._held.pop(message.seq, None)
+                self._note_hold(message)
             seqs = [message.seq]
             self._post(
                 {"type": "release", "stream": self.stream, "view": message.view, "seqs": seqs}
             )
+
+    def _note_hold(self, message: Message) -> None:
+        came_s = self._came_s.pop(message.seq, None)
+        if came_s is not None and message.part == message.num_parts - 1:
+            held_s = time.monotonic() - came_s
+            self._holds.append(Hold(message.kind, message.step, message.microbatch, held_s))
+
+    def take_holds(self) -> list[Hold]:
+        """The messages released since this was last asked, in that order."""
+        with self._lock:
+            holds = list(self._holds)
+            self._holds.clear()
+            return holds

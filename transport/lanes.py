@@ -330,11 +330,17 @@ class Lanes:
             detail = lane.protocol.last_frame(now=now)
             if not (self._closing or lane.protocol.closed_by_peer):
                 detail += "; all lanes end, and the session goes on over the next ones"
-            self.state.set("down", reason, detail=detail, as_asked=self._closing)
+            self.state.set("down", reason, detail=detail, as_asked=self._ends_as_asked)
         elif lane.protocol.lane:
             self.bulk.closed(lane, reason, now=now)
         elif self.control is None and self.state.state != "refused" and TWO_LANES not in reason:
-            self.state.set("down", reason, as_asked=self._closing)
+            self.state.set("down", reason, as_asked=self._ends_as_asked)
+
+    @property
+    def _ends_as_asked(self) -> bool:
+        """Whether this side ends the link, or the peer's rank is done: nothing to warn of."""
+        peer = (entry for entry in self._board() if entry.region == self._hello.to)
+        return self._closing or any(entry.state == "left" for entry in peer)
 
     def _on_finished(self, lane: Lane) -> None:
         self.all.discard(lane)

@@ -36,7 +36,7 @@ class LinkState:
 
         Args:
             detail: For the log alone: an address, the last frame.
-            as_asked: Whether this side ends the link, which is nothing to warn of.
+            as_asked: Whether one of the two sides is done, which is nothing to warn of.
         """
         reason = printable(reason)
         if (state, reason) == (self.state, self.reason):

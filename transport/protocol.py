@@ -322,7 +322,7 @@ class LaneProtocol:
 
     def _on_close(self, header: FrameHeader, payload: memoryview) -> None:
         self.closed_by_peer = True
-        self._end(f"closed by {self._hello.to}: {read_close(payload)}")
+        self._end(f"closed by the other side: {read_close(payload)}")
 
     def _on_board(self, header: FrameHeader, payload: memoryview) -> None:
         self._events.append(BoardReceived(entries=read_board(payload)))

@@ -88,9 +88,9 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
         "--window",
         type=_window,
         default="classic",
-        metavar="classic|hide|N,N,..",
+        metavar="classic|hide|auto|N,N,..",
         help="microbatches in flight in each region: as 1F1B has (classic, the default), as many "
-        "as hide the links' delay by the figures given here, or these",
+        "as hide the links' delay by the figures given here, as many as follow the links, or these",
     )
     add(
         "--limit-s",
@@ -129,7 +129,9 @@ def _numbers(text: str) -> list[float]:
     return [float(part) for part in text.split(",")]
 
 
-def _window(text: str) -> Literal["classic", "hide"] | tuple[int, ...]:
+def _window(text: str) -> Literal["auto", "classic", "hide"] | tuple[int, ...]:
+    if text == "auto":
+        return "auto"
     if text == "classic":
         return "classic"
     if text == "hide":

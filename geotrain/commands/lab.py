@@ -12,8 +12,8 @@ from typing import Any
 from geotrain.errors import ConfigError
 from geotrain.lab.script import read_script
 from geotrain.lab.selfcheck import self_check
-from geotrain.lab.settings import USER_KEYS, LinkSettings, in_base_units
-from geotrain.lab.wan import BUFFER_BYTES, Wan, find_wan, names_of_labs, open_wan
+from geotrain.lab.settings import USER_KEYS, LinkSettings, describe_settings, in_base_units
+from geotrain.lab.wan import BUFFER_BYTES, Wan, find_wan, names_of_labs, open_wan, selection_of
 
 _HELP = {
     "rtt_ms": "round trip: half of it each way",
@@ -144,14 +144,16 @@ def _set(options: argparse.Namespace) -> int:
         raise ConfigError("nothing to set; see geotrain lab set --help")
     with _found(options.name) as wan:
         if settings:
-            between = tuple(options.between) if options.between else None
-            wan.set(
-                between=between,
-                source=options.source,
-                target=options.target,
-                why="geotrain lab set",
-                **settings,
-            )
+            where = {
+                "between": tuple(options.between) if options.between else None,
+                "source": options.source,
+                "target": options.target,
+            }
+            wan.set(**where, why="geotrain lab set", **settings)
+            changed = selection_of(**where).pick(wan.directions)
+            for link in wan.status()["links"]:
+                if (link["source"], link["target"]) in changed:
+                    print(_link_line(link))
         if options.script is not None:
             _start_script(wan, options.script)
     return 0
@@ -178,7 +180,7 @@ def _status(options: argparse.Namespace) -> int:
         return 0
     with _found(options.name) as wan:
         status = wan.status()
-        checks = self_check(wan) if options.check else []
+        checks = self_check(wan, say=_say_on_stderr) if options.check else []
     if options.json:
         measured = [{"link": str(check), "holds": check.holds} for check in checks]
         print(json.dumps(status | ({"check": measured} if checks else {})))
@@ -192,15 +194,23 @@ def _lines(status: Mapping[str, Any]) -> list[str]:
     lines = [f"lab {status['name']}: {status['kind']}{congestion} ({status['reason']})"]
     lines += [f"  {name}: {site['address']}" for name, site in status["sites"].items()]
     for link in status["links"]:
-        settings = LinkSettings(**link["settings"])
-        lines.append(f"  {link['source']} to {link['target']}: {settings}")
+        lines.append(f"  {_link_line(link)}")
         counters = (
             f"{name} {value}" for name, value in link["counters"].items() if value and name != "pid"
         )
         lines.append(f"    {', '.join(counters) or 'nothing has passed'}")
     for event in status["events"]:
-        lines.append(f"  changed: {event['links']}: {event['settings']} ({event['why']})")
+        settings = describe_settings(event["settings"])
+        lines.append(f"  changed: {event['links']}: {settings} ({event['why']})")
     return lines
+
+
+def _link_line(link: Mapping[str, Any]) -> str:
+    return f"{link['source']} to {link['target']}: {LinkSettings(**link['settings'])}"
+
+
+def _say_on_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _exec(options: argparse.Namespace, command: Sequence[str]) -> int:

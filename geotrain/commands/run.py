@@ -101,6 +101,7 @@ def _supervise(
     start_daemon: Callable[[], "_Child"],
 ) -> int:
     deadline: float | None = None
+    was_signalled = False
     deaths: list[float] = []
     while True:
         try:
@@ -114,10 +115,15 @@ def _supervise(
         match event:
             case _Signalled(number=number) if deadline is None:
                 command.signal_group(number)
+                was_signalled = True
                 deadline = time.monotonic() + COMMAND_GRACE_S
             case _Signalled():
                 command.kill_group()  # asked twice: no more patience
             case _Ended(who="command"):
+                status = command.status()
+                # After a signal everybody knows why it ended.
+                if status > 0 and not was_signalled:
+                    _say(f"{shlex.join(argv)} ended with exit status {status}")
                 # Its status is taken last: until then the daemon can read it, and tell its peers.
                 command.stop(DAEMON_GRACE_S)
                 daemon.end(DAEMON_GRACE_S)
@@ -161,6 +167,12 @@ class _Child:
         os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         self._gone.set()
         events.put(_Ended(who=who))
+
+    def status(self) -> int:
+        """The exit status once `_Ended` was posted, -n for signal n; leaves it to be read."""
+        found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        assert found is not None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
     def stop(self, grace_s: float) -> None:
         """SIGTERM, then SIGKILL at the deadline, to all of its session; its status stays there."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+from geotrain.commands.stacks import shortened
 from geotrain.config import Config
 from geotrain.errors import GeotrainError
 
@@ -21,11 +23,20 @@ ANSWER_LIMIT_BYTES = 16 << 20
 SHOWN_LANES = 8
 """Of each link; `--json` has all."""
 _UNBOUNDED = 10_000
+_BLANK_END = re.compile(r"(?: |\x1b\[[0-9;]*m)+$", re.MULTILINE)
+"""With the codes of colours between the blanks."""
 
 
-def status(config: Config, *, stacks: bool, as_json: bool) -> int:
-    """Ask the daemon and print. GeotrainError where none is running or answers."""
-    document = fetch(config, stacks=stacks)
+def status(config: Config, *, stacks: str | None, as_json: bool) -> int:
+    """Ask the daemon and print. GeotrainError where none is running or answers.
+
+    Args:
+        stacks: "full", "short" (see stacks.py), or None for none. JSON always has them in full.
+    """
+    document = fetch(config, stacks=stacks is not None)
+    if stacks == "short" and not as_json:
+        short = {rank: shortened(text) for rank, text in document.get("stacks", {}).items()}
+        document["stacks"] = short
     if as_json:
         print(json.dumps(document))
     else:
@@ -80,6 +91,13 @@ def console() -> Console:
 
 def show(document: Mapping[str, Any], console: Console) -> None:
     """Print the whole document as tables and lines that fit the console's width."""
+    with console.capture() as captured:
+        _print(document, console)
+    # Rich fills the rows of tables up with blanks, and leaves one where it wraps a line.
+    console.file.write(_BLANK_END.sub(lambda end: end[0].replace(" ", ""), captured.get()))
+
+
+def _print(document: Mapping[str, Any], console: Console) -> None:
     view = "all regions ready" if document["view"] is not None else "not all regions are ready"
     console.print(
         f"run [bold]{escape(document['run_id'])}[/], region [bold]{escape(document['region'])}[/]: "
@@ -91,7 +109,7 @@ def show(document: Mapping[str, Any], console: Console) -> None:
     console.print(_ranks(document["ranks"]), "")
     if document["links"]:
         _show_links(document["links"], console)
-    console.print(_egress(document["egress"]), highlight=False)
+    console.print(_egress(document["egress"], console.width), highlight=False)
     for rank, text in document.get("stacks", {}).items():
         console.print(f"\n[bold]rank {escape(rank)}[/]")
         console.print(text.rstrip(), markup=False, highlight=False, soft_wrap=True)
@@ -111,6 +129,8 @@ def _regions(board: list[Mapping[str, Any]]) -> Table:
     for entry in board:
         error = entry.get("error") or {}
         note = error.get("detail") or entry.get("note") or ""
+        if error.get("region") not in (None, entry["region"]):
+            note = f"stopped: region {error['region']}: {note}"
         table.add_row(escape(entry["region"]), entry["state"], escape(str(note)))
     return table
 
@@ -148,7 +168,7 @@ def _show_links(links: Mapping[str, Mapping[str, Any]], console: Console) -> Non
             console.print("\n".join(lines), markup=False, highlight=False)
         for text in (link.get("reason"), _congestion(link)):
             if text:
-                console.print(f"{peer}: {text}", markup=False, highlight=False)
+                console.print(f"link to {peer}: {text}", markup=False, highlight=False)
     console.print()
 
 
@@ -215,21 +235,25 @@ def _link(peer: str, link: Mapping[str, Any]) -> str:
     return (
         f"link to {peer}: {link['state']} for {duration(link.get('since_s'))}\n"
         f"  RTT min/p50/p99  {round_trip(link.get('rtt_s') or {})}\n"
-        f"  out              {bit_rate(rate.get('send'))}, {size(link.get('bytes_sent'))} sent\n"
-        f"  in               {bit_rate(rate.get('receive'))}, "
-        f"{size(link.get('bytes_received'))} received"
+        f"  out              {_flow(rate.get('send'), link.get('bytes_sent'))} sent\n"
+        f"  in               {_flow(rate.get('receive'), link.get('bytes_received'))} received"
     )
 
 
-def _egress(egress: Mapping[str, Any]) -> str:
+def _flow(bytes_per_s: float | None, num_bytes: float | None) -> str:
+    rate = "" if bytes_per_s is None else f"{bit_rate(bytes_per_s)}, "
+    return f"{rate}{size(num_bytes)}"
+
+
+def _egress(egress: Mapping[str, Any], width: int) -> str:
+    """One line, or two where it is too long for the width."""
     per_million = egress["usd_per_million_tokens"]
     limit = egress["limit_usd_per_day"]
-    return (
-        f"egress {size(egress['bytes_today'])} today, {egress['usd_today']:.2f} $"
-        + (f" of {limit:g} $ a day" if limit is not None else "")
-        + f"; {egress['usd_per_hour']:.2f} $/h"
-        + (f", {per_million:.4f} $ per million tokens" if per_million is not None else "")
-    )
+    today = f"egress {size(egress['bytes_today'])} today, {egress['usd_today']:.2f} $"
+    today += f" of {limit:g} $ a day;" if limit is not None else ";"
+    speed = f"{egress['usd_per_hour']:.2f} $/h"
+    speed += f", {per_million:.4f} $ per million tokens" if per_million is not None else ""
+    return f"{today} {speed}" if len(today) + 1 + len(speed) <= width else f"{today}\n  {speed}"
 
 
 def duration(seconds: float | None) -> str:
@@ -255,8 +279,8 @@ def round_trip(rtt_s: Mapping[str, float | None]) -> str:
 
 
 def bit_rate(bytes_per_s: float | None) -> str:
-    """In Mbit/s, as links are sold."""
-    return "not known yet" if bytes_per_s is None else f"{bytes_per_s * 8e-6:.1f} Mbit/s"
+    """In Mbit/s, as links are sold; "-" while nothing has flowed."""
+    return "-" if bytes_per_s is None else f"{bytes_per_s * 8e-6:.1f} Mbit/s"
 
 
 def size(num_bytes: float | None) -> str:

@@ -13,6 +13,7 @@ from geotrain.configuration.problems import Finding, refuse
 
 MAX_WINDOW = 1024
 MAX_LANES = 64
+MAX_MICROBATCHES = 4096
 SOCKET_PATH_LIMIT_BYTES = 107
 """sockaddr_un holds 108 bytes with the closing zero."""
 
@@ -59,13 +60,24 @@ def region_findings(regions: Sequence[tuple[str, str]]) -> Iterator[Finding]:
         seen.add(name)
 
 
+def check_microbatches(value: Any) -> Any:
+    """Validate `plan.microbatches` before pydantic's union would report each branch by itself."""
+    if value != "auto" and not (type(value) is int and 1 <= value <= MAX_MICROBATCHES):
+        allowed = (
+            f'must be "auto" or a whole number from 1 to {MAX_MICROBATCHES}; '
+            "remove the key to use 8"
+        )
+        refuse([Finding(key="", value=value, allowed=allowed)])
+    return value
+
+
 def check_window(value: Any) -> Any:
     """Validate `plan.window` before pydantic's union would report each branch by itself."""
     windows = value if isinstance(value, list) else [value]
     whole = all(type(entry) is int and 1 <= entry <= MAX_WINDOW for entry in windows)
-    if value != "classic" and not (windows and whole):
+    if value not in ("auto", "classic") and not (windows and whole):
         allowed = (
-            f'must be "classic", a whole number from 1 to {MAX_WINDOW}, '
+            f'must be "auto", "classic", a whole number from 1 to {MAX_WINDOW}, '
             'or a list with one for each region; remove the key to use "classic"'
         )
         refuse([Finding(key="", value=value, allowed=allowed)])

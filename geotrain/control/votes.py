@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from geotrain.control.figures import Figures
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vote:
@@ -32,6 +34,8 @@ class Vote:
     """Reason for which this region asks all to stop after this step; empty: go on."""
     numbers: tuple[int, ...] = ()
     """Sets of integers that a conversation other than a step exchanges (steps on disk)."""
+    figures: Figures | None = None
+    """What the region measured, where the plan follows that."""
 
     def to_record(self) -> dict[str, Any]:
         return {
@@ -46,12 +50,14 @@ class Vote:
             "lrs": list(self.lrs),
             "stop": self.stop,
             "numbers": list(self.numbers),
+            "figures": self.figures.to_record() if self.figures is not None else None,
         }
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Vote":
         """Read a peer's vote. Raises ValueError for one that does not add up."""
         try:
+            figures = record["figures"]
             norms = zip(record["index"], record["dtype"], record["norm"], strict=True)
             return cls(
                 region=int(record["region"]),
@@ -63,6 +69,7 @@ class Vote:
                 lrs=tuple(float(lr) for lr in record["lrs"]),
                 stop=str(record["stop"]),
                 numbers=tuple(int(number) for number in record["numbers"]),
+                figures=Figures.from_record(figures) if figures is not None else None,
             )
         except (KeyError, TypeError) as exc:
             raise ValueError(f"malformed vote: {exc!r}") from exc

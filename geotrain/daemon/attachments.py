@@ -55,8 +55,11 @@ class RankEvents(Protocol):
     def on_failed(self, error: RegionError) -> None: ...
     def on_left(self, reason: str) -> None: ...
 
-    def on_detached(self, error: RegionError) -> None:
-        """The rank is gone and its memory about to go; `error` holds if it had not said why."""
+    def on_detached(self, error: RegionError) -> bool:
+        """The rank is gone and its memory about to go; `error` holds if it had not said why.
+
+        Returns whether it was told on, and so logged.
+        """
 
 
 @dataclass(slots=True)
@@ -197,9 +200,10 @@ class Attachments:
         del self.ranks[rank.request.rank]
         for future in list(rank.stacks.values()):
             future.cancel()
-        self._events.on_detached(self._lost(rank, closed))
-        if rank.state not in ("left", "failed"):
-            logger.warning("! rank %d (pid %d): %s", rank.request.rank, server.pid, closed.reason)
+        error = self._lost(rank, closed)
+        was_told = self._events.on_detached(error)
+        if not was_told and rank.state not in ("left", "failed"):
+            logger.warning("! %s", error.detail)
 
     def _on_stacks(self, rank: Rank, record: Mapping[str, Any]) -> None:
         future = rank.stacks.get(get_int(record, "id"))

@@ -35,6 +35,7 @@ class ExchangeLink(Protocol):
     def close_view(self) -> None: ...
     def offer(self, message: Message, payload: memoryview | None) -> None: ...
     def release(self, stream: int, view: int, seqs: Sequence[int]) -> None: ...
+    def stats(self) -> Mapping[str, Any]: ...
 
 
 class Exchange:
@@ -132,12 +133,14 @@ class Exchange:
     def on_left(self, reason: str) -> None:
         self._publish([self.board.update(state="left", note=reason)])
 
-    def on_detached(self, error: RegionError) -> None:
+    def on_detached(self, error: RegionError) -> bool:
         self._rank = None
         # Before the arena goes: a lane must not write into it any more.
         self._close_links()
-        if self.board.own.state in ("attached", "ready"):
+        was_in = self.board.own.state in ("attached", "ready")
+        if was_in:
             self.on_failed(error)
+        return was_in
 
     # From the links.
 
@@ -219,6 +222,9 @@ class Exchange:
                 "num_regions": len(regions),
             }
         )
+        # Ahead of the board, so that a rank that has the board knows of links that are refused.
+        links = {peer: link.stats() for peer, link in self._links.items()}
+        rank.server.post({"type": "links", "links": links})
 
     def _restore_link(self, rank: Rank, peer: str, route: Route, restored: Restored) -> None:
         if route.sends not in restored.sends or route.receives not in restored.receives:

@@ -140,15 +140,15 @@ class Daemon:
 
     async def _say_goodbye(self, reason: str) -> None:
         name = self._config.site.name
-        # `geotrain run` ends its daemon so once the command is done.
-        is_done = self._board.own.state == "left"
-        why = "its training process is done" if is_done else f"ended by {reason}"
+        # `geotrain run` ends its daemon so once the command has ended.
+        ends = {"left": "its training process is done", "failed": "its training process failed"}
+        why = ends.get(self._board.own.state, f"ended by {reason}")
         self._exchange.fail(
             "daemon",
             f"the daemon of region {name} was ended ({reason}); "
             "start it again, then the training process",
         )
-        text = f"region {name}'s daemon ends: {why}"
+        text = f"its daemon ends: {why}"
         closing = [asyncio.ensure_future(link.close(text)) for link in self._links.values()]
         if closing:
             await asyncio.wait(closing, timeout=GOODBYE_TIMEOUT_S)

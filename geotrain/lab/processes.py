@@ -25,12 +25,25 @@ os.execvp(sys.argv[2], sys.argv[2:])
 _TAIL_LINES = 12
 
 
-def ending_signals() -> list[signal.Signals]:
-    """Those that end a command in order. Under nohup a closed terminal does not."""
+def cancel_on_signals(received: list[signal.Signals]) -> None:
+    """Have the first signal that ends a command cancel the current task, noted in `received`.
+
+    Later ones do nothing: the clean-up that the first began must not be interrupted. Under nohup a
+    closed terminal ends nothing.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def cancel(number: signal.Signals) -> None:
+        if not received:
+            received.append(number)
+            task.cancel()
+
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
-    return numbers
+    for number in numbers:
+        loop.add_signal_handler(number, cancel, number)
 
 
 def tethered(command: Sequence[str], *, parent_pid: int) -> list[str]:

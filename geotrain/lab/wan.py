@@ -43,7 +43,7 @@ from geotrain.lab.settings import (
 )
 
 if TYPE_CHECKING:
-    from geotrain.lab.selfcheck import Checked
+    from geotrain.lab.selfcheck import Checked, NotMeasured
 
 Kind = Literal["auto", "netns", "relay"]
 
@@ -190,7 +190,7 @@ class Wan:
         """Settings, counters and CPU seconds of every direction, and the last changes."""
         return self._conversation.ask({"op": "status"})
 
-    def self_check(self) -> "list[Checked]":
+    def self_check(self) -> "list[Checked | NotMeasured]":
         """Measure round trip and rate of every direction; some seconds each. See selfcheck.py."""
         from geotrain.lab.selfcheck import self_check
 

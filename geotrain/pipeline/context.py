@@ -4,7 +4,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Literal, Protocol
 
 import torch
 from torch import nn
@@ -17,6 +18,8 @@ from geotrain.pipeline.stage import LossSpec
 
 logger = logging.getLogger(__name__)
 
+FIRST_MICROBATCHES = 8
+"""With "auto", until the regions know better: keeps two to four of them busy."""
 _DAEMON_FIRST_S = 5.0
 """A link that stays down is the daemon's to name, after the same wait; this leaves it the word."""
 
@@ -64,9 +67,13 @@ class Place:
     region_names: Sequence[str]
     seed: int
     global_batch: int | None
-    num_microbatches: int
+    num_microbatches: int | Literal["auto"]
     window: str | int | Sequence[int]
     in_flight_limit: int | None
+    replay: Path | None
+    """Whose plans to repeat; what the first region has counts."""
+    plan_log: Path | None
+    """Where the first region notes the plans."""
     default_steps: int | None
     wait_s: float
     device: torch.device
@@ -110,6 +117,11 @@ class Context:
         self._posted = ""
         self.step: int | None = None
         """The step that the regions are at, from 1; None before the first."""
+        self.window = "classic" if place.window == "auto" else place.window
+        """What the next batch is announced with; in the first region only."""
+        auto = place.num_microbatches == "auto"
+        self.num_microbatches = FIRST_MICROBATCHES if auto else int(place.num_microbatches)
+        """Into how many parts the next batch is cut; in the first region only."""
 
     @property
     def edges(self) -> list[Edge]:

@@ -25,6 +25,7 @@ from geotrain.pipeline.parcel import (
 from geotrain.pipeline.tree import TreeError
 from geotrain.transport.attachment import Attachment
 from geotrain.transport.attachment_streams import Received
+from geotrain.transport.attachment_times import Hold, Passage
 from geotrain.transport.messages import BACKWARD, FORWARD, stream_id
 
 INLINE_BYTES = 4096
@@ -124,6 +125,15 @@ class Edge:
     def wire_bytes(self) -> int:
         """Bytes the daemon put on the WAN for this edge, as acknowledged so far."""
         return self._out.wire_bytes
+
+    @property
+    def slots(self) -> int:
+        """How many of the largest tensors so far may be on their way or untaken; 0: not known."""
+        return self._out.slots(self._largest_bytes) if self._largest_bytes else 0
+
+    def take_times(self) -> tuple[list[Passage], list[Hold]]:
+        """What was acknowledged by the neighbour, and taken here, since this was last asked."""
+        return self._out.take_passages(), self._in.take_holds()
 
     def send_record(self, kind: str, *, step: int, record: Mapping[str, Any]) -> None:
         """Send a small map in band, in order with the tensors."""

@@ -67,9 +67,9 @@ def open_batch(
         num_targets = float(context.parts.loss.num_targets(targets))
     except ValueError as exc:
         raise context.error("targets", str(exc)) from exc
-    sizes = split_sizes(num_samples, place.num_microbatches) if num_targets else ()
+    sizes = split_sizes(num_samples, context.num_microbatches) if num_targets else ()
     windows = resolve_windows(
-        place.window,
+        context.window,
         num_stages=len(place.region_names),
         num_microbatches=max(1, len(sizes)),
     )

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from geotrain.pipeline.device import seed_generators
+from geotrain.pipeline.memory import ActivationMeter
 from geotrain.pipeline.tree import flatten, map_tensors, unflatten
 
 LossFn = Callable[[Any, Any], torch.Tensor]
@@ -95,6 +96,8 @@ class Stage:
         self._seed = seed
         self._draw_key: tuple[str, int, int] | None = None
         self._held: dict[int, _Held] = {}
+        self.meter: ActivationMeter | None = None
+        """Set by who wants to know what a microbatch in flight costs."""
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.num_targets = 0.0
@@ -144,7 +147,7 @@ class Stage:
         held = _Held()
         if torch.is_grad_enabled() and not self._first:
             inputs = self._watch(inputs, held)
-        with self._drawing(mode, step, microbatch):
+        with self._drawing(mode, step, microbatch), self._metering(microbatch):
             output = self._segment(inputs)
             if self._last:
                 self._finish(output, targets, held, weight)
@@ -155,6 +158,12 @@ class Stage:
         ):
             self._held[microbatch] = held
         return None if self._last else output
+
+    def _metering(self, microbatch: int) -> AbstractContextManager[None]:
+        # One of a step is enough to know what each of them costs.
+        if self.meter is None or microbatch != 0 or not torch.is_grad_enabled():
+            return nullcontext()
+        return self.meter.measuring()
 
     def _watch(self, inputs: Any, held: _Held) -> Any:
         """Make inputs that need a gradient part of the graph, and have their gradients caught."""

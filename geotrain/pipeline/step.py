@@ -22,6 +22,7 @@ from geotrain.errors import AttachError, RegionError
 from geotrain.pipeline.clipping import clip, gradient_norms, total_norm
 from geotrain.pipeline.context import Context
 from geotrain.pipeline.evaluation import Evaluation
+from geotrain.pipeline.following import Following
 from geotrain.pipeline.line import Line
 from geotrain.pipeline.opening import Opening, check_targets, open_or_hear, refuse_data
 from geotrain.pipeline.position import Position
@@ -70,6 +71,7 @@ class Pipeline:
         self._position = Position()
         self._snapshot = Snapshot(context, line, optimizers, schedulers, hooks, self._position)
         self._evaluation = Evaluation(context, stage, runtime, line)
+        self._following = Following(context, stage)
         self._stop_request = ""
         self._wire_bytes_voted = context.wire_bytes()
         self._ended_s = time.monotonic()
@@ -110,10 +112,11 @@ class Pipeline:
             self._stage.reset()
             self._runtime.run(opening.work, account)
             ran = time.monotonic()
-            votes = self._line.exchange(self._vote(opening))
+            votes = self._line.exchange(self._vote(opening, account))
             decision = decide(
                 votes, num_targets=opening.num_targets, region_names=self._place.region_names
             )
+            self._following.on_votes(votes, opening)
             decided = time.monotonic()
             grad_norm = self._commit(decision, opening)
             ended = time.monotonic()
@@ -134,9 +137,10 @@ class Pipeline:
 
     def _open(self, batch: Any, *, call: str) -> Opening | None:
         """Announce the step, or hear of it."""
+        self._following.before(self._position.step + 1)
         return open_or_hear(self._context, self._line, call, batch, number=self._position.step + 1)
 
-    def _vote(self, opening: Opening) -> Vote:
+    def _vote(self, opening: Opening, account: Account) -> Vote:
         """What this region says of the step, once its last backward is done."""
         self._context.set_action(f"vote on step {opening.number}")
         check_targets(self._context, self._stage, opening.num_targets)
@@ -152,6 +156,7 @@ class Pipeline:
             wire_bytes=wire_bytes - self._wire_bytes_voted,
             lrs=tuple(float(group["lr"]) for o in self._optimizers for group in o.param_groups),
             stop=self._stop_request or self._context.stop_requested(),
+            figures=self._following.figures(account, opening),
         )
         self._wire_bytes_voted = wire_bytes
         return vote

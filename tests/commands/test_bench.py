@@ -22,6 +22,10 @@ def test_defaults():
     assert parse(["step"]) == BenchOptions(work=WORK)
 
 
+def test_windows_may_follow_the_links():
+    assert parse(["step", "--window", "auto"]) == BenchOptions(work=WORK, window="auto")
+
+
 def test_every_option():
     given = "--regions 3 --microbatches 8 --forward-ms 10,20,15 --backward-ms 20 --boundary-kib 64 "
     given += "--rtt-ms 50 --mbit 200 --loss 0.001 --jitter-ms 2 --steps 3 --window 7,4,1 "
@@ -81,7 +85,7 @@ def test_what_cannot_be_is_refused(given, message, capsys):
 
 @pytest.mark.parametrize(
     ("window", "written"),
-    [("classic", [3, 2, 1]), ("hide", [8, 8, 1]), ((9, 6, 1), [8, 6, 1])],
+    [("auto", "auto"), ("classic", [3, 2, 1]), ("hide", [8, 8, 1]), ((9, 6, 1), [8, 6, 1])],
 )
 def test_the_files_are_valid_and_agree_on_the_run(tmp_path, window, written):
     work = Work(

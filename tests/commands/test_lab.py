@@ -35,6 +35,7 @@ def test_a_lab_lives_from_up_to_down(capsys):
     assert lab("status") == 0
     assert NAME in capsys.readouterr().out.split()
     assert lab("set", NAME, "--from", "a", "--to", "b", "--mbit", "8", "--cut") == 0
+    assert capsys.readouterr().out == "a to b: 20 ms one way, 8 Mbit/s, queue 200 ms, CUT\n"
     assert lab("status", NAME, "--json") == 0
     there, back = json.loads(capsys.readouterr().out)["links"]
     assert (there["settings"]["cut"], back["settings"]["cut"]) == (True, False)
@@ -43,8 +44,25 @@ def test_a_lab_lives_from_up_to_down(capsys):
     assert lab("status", NAME) == 0
     told = capsys.readouterr().out
     assert "  a to b: 20 ms one way, 8 Mbit/s, queue 200 ms\n" in told
+    assert "  changed: a to b: 8 Mbit/s, cut (geotrain lab set)\n" in told
+    assert "  changed: every link: mended (geotrain lab set)\n" in told
     assert lab("down", NAME) == 0
     assert NAME not in names_of_labs()
+
+
+def test_a_check_passes_over_what_is_cut_and_says_on_stderr_what_it_measures(capsys):
+    sites = ("--sites", "virginia,frankfurt,tokyo")
+    assert lab("up", NAME, "--emulator", "relay", *sites, "--rtt-ms", "2") == 0
+    assert lab("set", NAME, "--from", "virginia", "--to", "frankfurt", "--cut") == 0
+    capsys.readouterr()
+    assert lab("status", NAME, "--check") == 1
+    told = capsys.readouterr()
+    assert "\nvirginia to frankfurt is cut: not measured\n" in told.out
+    assert "\nfrankfurt to virginia: the way back is cut: not measured\n" in told.out
+    assert "\nfrankfurt to tokyo: asked round trip 2 ms and any rate, measured " in told.out
+    assert "virginia" not in told.err
+    for way in ("frankfurt to tokyo", "tokyo to frankfurt"):
+        assert f"{way}: measuring, " in told.err
 
 
 def test_a_script_begins_with_the_lab(tmp_path, capsys):

@@ -3,6 +3,7 @@
 Everything inherits the driver's stdout, so reading that to its end proves that no process is left.
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -69,6 +70,8 @@ def start(tmp_path) -> Iterator[object]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # Unbuffered, a line and its end are two writes, and two processes' lines would mix.
+            env={name: v for name, v in os.environ.items() if name != "PYTHONUNBUFFERED"},
         )
         processes.append(process)
         return Driver(process)
@@ -85,7 +88,8 @@ def python(code: str) -> list[str]:
 
 def test_exit_status_is_the_commands(start):
     status, out, err = start(*python("import sys; sys.exit(7)")).finish()
-    assert (status, err) == (7, "")
+    assert status == 7
+    assert err.startswith("geotrain run: ") and err.endswith(" ended with exit status 7\n")
     assert "daemon: ready" not in out or "daemon: ended" in out
 
 
@@ -242,24 +246,33 @@ ATTACH = """
         streams_out=[],
         timeout_s=20,
     )
+    if "fail" in sys.argv:
+        raise ValueError("boom")
     attachment.close()
     sys.exit(9)
 """
 
 
-def test_real_daemon_serves_the_command_and_leaves_no_file(tmp_path):
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [((), 9, "its training process is done"), (("fail",), 1, "its training process failed")],
+    ids=["done", "failed"],
+)
+def test_real_daemon_serves_the_command_and_leaves_no_file(tmp_path, arguments, status, words):
     site = tmp_path / "live.toml"
     addresses = 'listen = "127.0.0.1:0"\nstatus = "127.0.0.1:0"\n'
     site.write_text(SITE + f'socket = "{tmp_path}/rank.sock"\n' + addresses)
+    run = [sys.executable, "-m", "geotrain", "run", "--config", str(site), "--"]
     process = subprocess.run(
-        [sys.executable, "-m", "geotrain", "run", "--config", str(site), "--", *python(ATTACH)],
+        [*run, *python(ATTACH), *arguments],
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
     )
-    assert process.returncode == 9, process.stderr
+    assert process.returncode == status, process.stderr
+    assert f" ended with exit status {status}\n" in process.stderr
     assert "listens on 127.0.0.1:" in process.stderr
     # The end that is meant to come does not read like a failure.
-    assert process.stderr.endswith("= the daemon ends: its training process is done\n")
+    assert process.stderr.endswith(f"= the daemon ends: {words}\n")
     assert "SIGTERM" not in process.stderr
     assert not list(tmp_path.glob("rank.sock*"))

@@ -173,13 +173,13 @@ def test_lanes_are_shown_and_of_many_how_many_more_there_are():
 
 
 def test_links_are_a_table_where_it_fits_and_lines_where_not():
-    row = "frankfurt connected 1 min 10 s 100.2/100.9/104.0 ms 920.0 Mbit/s not known yet 3.21 MB"
+    row = "frankfurt connected 1 min 10 s 100.2/100.9/104.0 ms 920.0 Mbit/s - 3.21 MB"
     assert row in " ".join(shown(DOCUMENT, width=120).split())
     assert (
         "link to frankfurt: connected for 1 min 10 s\n"
         "  RTT min/p50/p99  100.2/100.9/104.0 ms\n"
         "  out              920.0 Mbit/s, 3.21 MB sent\n"
-        "  in               not known yet, 999 B received\n"
+        "  in               999 B received\n"
     ) in shown(DOCUMENT, width=80)
 
 
@@ -188,6 +188,7 @@ def test_links_are_a_table_where_it_fits_and_lines_where_not():
 def test_no_line_is_wider_than_the_terminal_and_no_number_is_cut(document, width):
     text = shown(document, width=width)
     assert max(map(len, text.splitlines())) <= width
+    assert not [line for line in text.splitlines() if line != line.rstrip()]
     assert "…" not in text
     for rank in document["ranks"]:
         assert f"{rank['pid']}" in text
@@ -211,6 +212,32 @@ def test_stacks_are_printed_as_they_are():
     assert 'rank 0\nFile "train.py", line 3 in [step]\n' in text
 
 
+def test_stacks_are_short_unless_all_is_asked_for(config, page, capsys):
+    deep = "".join(f'  File "/x/site-packages/t.py", line {n}, in f\n' for n in range(9))
+    page.answer = json.dumps(DOCUMENT | {"stacks": {"0": f"thread MainThread\n{deep}"}}).encode()
+    assert status(config, stacks="short", as_json=False) == 0
+    assert "thread MainThread\n  (7 frames left out)\n" in capsys.readouterr().out
+    assert status(config, stacks="full", as_json=False) == 0
+    assert deep in capsys.readouterr().out
+
+
+def test_what_a_region_fell_to_is_told_with_its_origin():
+    error = {"region": "frankfurt", "detail": "in user code: ValueError: boom"}
+    board = [
+        {"region": name, "state": "failed", "note": "", "error": error}
+        for name in ("virginia", "frankfurt")
+    ]
+    rows = [" ".join(line.split()) for line in shown(DOCUMENT | {"board": board}).splitlines()]
+    assert "virginia failed stopped: region frankfurt: in user code: ValueError: boom" in rows
+    assert "frankfurt failed in user code: ValueError: boom" in rows
+
+
+def test_what_would_not_fit_in_one_line_is_broken_where_it_reads_well():
+    line = "egress 3.21 MB today, 0.25 $ of 10 $ a day; 1.50 $/h, 0.0125 $ per million tokens\n"
+    assert line in shown(DOCUMENT, width=120)
+    assert line.replace("; ", ";\n  ") in shown(DOCUMENT, width=80)
+
+
 def test_a_daemon_at_its_start_has_little_to_show():
     link = {"state": "connecting", "reason": "connection refused", "bytes_sent": 0}
     egress = DOCUMENT["egress"] | {"usd_per_million_tokens": None, "limit_usd_per_day": None}
@@ -220,7 +247,7 @@ def test_a_daemon_at_its_start_has_little_to_show():
     )
     assert "not all regions are ready" in text
     assert "none attached" in text
-    assert "tokyo: connection refused\n" in text
+    assert "link to tokyo: connection refused\n" in text
     assert "per million" not in text
 
 
@@ -228,11 +255,11 @@ def test_a_refused_congestion_control_is_told_with_what_is_in_force():
     refused = {"congestion": "cubic", "congestion_refused": "congestion control bbr cannot be had"}
     link = DOCUMENT["links"]["frankfurt"] | refused
     text = shown(DOCUMENT | {"links": {"frankfurt": link}})
-    assert "frankfurt: congestion control bbr cannot be had; it runs cubic\n" in text
+    assert "link to frankfurt: congestion control bbr cannot be had; it runs cubic\n" in text
 
 
 def test_json_is_the_daemons_own(config, page, capsys):
-    assert status(config, stacks=False, as_json=True) == 0
+    assert status(config, stacks=None, as_json=True) == 0
     assert json.loads(capsys.readouterr().out) == DOCUMENT
     assert page.asked == "/status"
 
@@ -284,5 +311,5 @@ def test_units():
         "3000.00 TB",
     ]
     assert round_trip({"min": None, "p50": 0.1}) == "-/100.0/- ms"
-    assert round_trip({}) == bit_rate(None) == "not known yet"
+    assert (round_trip({}), bit_rate(None)) == ("not known yet", "-")
     assert bit_rate(125e6) == "1000.0 Mbit/s"

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from geotrain.control.figures import Figures
 from geotrain.control.votes import Vote, check_set, decide
 
 NAMES = ("virginia", "frankfurt", "tokyo")
@@ -32,6 +33,13 @@ def test_every_region_decides_alike_whatever_order_the_votes_came_in(cast, order
 @given(votes)
 def test_a_vote_survives_the_wire(cast):
     assert [Vote.from_record(vote.to_record()) for vote in cast] == cast
+
+
+def test_so_do_its_figures():
+    vote = Vote(region=1, finite=True, figures=Figures(forward_us=(20_000,), slots_up=3))
+    assert Vote.from_record(vote.to_record()) == vote
+    with pytest.raises(ValueError, match="malformed"):
+        Vote.from_record(vote.to_record() | {"figures": {}})
 
 
 def test_norms_come_in_model_order():

@@ -77,7 +77,10 @@ class Daemons:
 
     def start(self, name: str, *, env: Mapping[str, str] | None = None) -> None:
         """Start a daemon and wait until it serves its status page."""
-        argv = [sys.executable, "-m", "geotrain", "daemon", "--config", str(self.config_path(name))]
+        # -P: the current folder holds the metadata of an editable install, which would come before
+        # any that a test puts on the path.
+        module = [sys.executable, "-P", "-m", "geotrain"]
+        argv = [*module, "daemon", "--config", str(self.config_path(name))]
         with self.log_path(name).open("ab") as log:
             process = subprocess.Popen(
                 argv,

@@ -204,7 +204,7 @@ def test_sigterm_ends_a_daemon_in_order_with_everybody_told(pair: Daemons) -> No
     with pytest.raises(AttachError, match="is gone"):
         a.wait(lambda: False, timeout_s=TIMEOUT_S)
     pair.wait_for("b", lambda s: s["links"]["a"]["state"] != "connected")
-    assert "region a's daemon ends: ended by SIGTERM" in pair.log("b")
+    assert "link to a: closed by the other side: its daemon ends: ended by SIGTERM" in pair.log("b")
     assert [path.name for path in pair.socket_path("a").parent.glob("a.sock*")] == []
     a.close()
     b.close()

@@ -78,7 +78,7 @@ def is_geotrain(argv: Sequence[str]) -> bool:
 def subcommands() -> set[str]:
     (choices,) = (
         set(action.choices)
-        for action in cli._parser()._actions
+        for action in cli._parser([])._actions
         if isinstance(action, argparse._SubParsersAction)
     )
     return choices

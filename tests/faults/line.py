@@ -49,7 +49,6 @@ class Net(Protocol):
     def set(self, *, forward: bool | None = None, **changes: Any) -> None:
         """Change settings of one direction, or of both."""
 
-    def reset(self, *, all_lanes: bool) -> None: ...
     def close(self) -> None: ...
 
 
@@ -129,9 +128,6 @@ class NamespaceNet:
         for way in (True, False) if forward is None else (forward,):
             source, target = NAMES if way else NAMES[::-1]
             self._wan.set(source=source, target=target, **changes)
-
-    def reset(self, *, all_lanes: bool) -> None:
-        raise NotImplementedError("a namespace's connections are the kernel's alone to reset")
 
     def close(self) -> None:
         self._wan.close()

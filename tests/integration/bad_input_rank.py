@@ -5,6 +5,7 @@ GEOTRAIN_CONFIG=site.toml python bad_input_rank.py REGION OUT_FOLDER CASE...
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from torch import nn
 import geotrain
 
 WIDTH = 8
+NUM_REGIONS = 2
+CASE_LIMIT_S = 40.0
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -105,6 +108,15 @@ def error_of(case: str) -> dict[str, Any]:
     return {}
 
 
+def await_both(folder: Path, case: str) -> None:
+    """Until both regions are done with a case: the next one would meet the wrong partner."""
+    deadline = time.monotonic() + CASE_LIMIT_S
+    while len(list(folder.glob(f"*.{case}.json"))) < NUM_REGIONS:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the other region did not end {case!r} in {CASE_LIMIT_S:.0f} s")
+        time.sleep(0.005)
+
+
 def main() -> None:
     name, folder, *cases = sys.argv[1:]
     for case in cases:
@@ -112,6 +124,7 @@ def main() -> None:
         draft = Path(folder, f"{name}.{case}.draft")
         draft.write_text(json.dumps(record))
         draft.rename(Path(folder, f"{name}.{case}.json"))
+        await_both(Path(folder), case)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ class RunSpec:
 
     regions: int = 2
     layers: int = 4
-    microbatches: int = 3
+    microbatches: Any = 3
     global_batch: int = 24
     precision: str = "fp32"
     codec: str = "none"
@@ -139,7 +139,7 @@ class Regions:
         lines = ["version = 1", "[run]", 'id = "test"', f"seed = {spec.seed}"]
         lines += [f"global_batch = {spec.global_batch}", f'precision = "{spec.precision}"']
         lines += [f"{key} = {json.dumps(value)}" for key, value in spec.extra.items()]
-        lines += ["[run.plan]", f"microbatches = {spec.microbatches}"]
+        lines += ["[run.plan]", f"microbatches = {json.dumps(spec.microbatches)}"]
         lines += [f"window = {json.dumps(spec.window)}", "[run.compression]"]
         lines += [f'activations = "{spec.codec}"', f'gradients = "{spec.codec}"']
         for region, (first, last) in zip(

@@ -34,6 +34,7 @@ def bench(folder, *options):
         timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stderr
+    assert "geotrain: step 1 of 3, " in done.stderr
     assert list(folder.iterdir()) == []
     return done.stdout
 
@@ -50,6 +51,14 @@ def test_it_measures_steps_over_relays(tmp_path):
     assert result["ratio"] == pytest.approx(result["step_s"] / result["ideal_s"])
     assert 0 < result["bubble"] < 1
     assert (result["peer_step_s"], result["speedup"], result["speedup_stock"]) == ({}, None, None)
+
+
+def test_windows_follow_the_links_by_themselves(tmp_path):
+    """A link much longer than a microbatch: within two steps the window is all there is."""
+    options = ["--emulator", "relay", "--rtt-ms", "300", "--microbatches", "6"]
+    result = json.loads(bench(tmp_path, *options, "--window", "auto", "--json"))
+    assert result["windows"][0] > 2, result
+    assert result["all_step_s"][-1] > result["lower_bound_s"]
 
 
 @NETNS
@@ -84,7 +93,7 @@ def wait_for_child(process: subprocess.Popen, module: str) -> None:
         for child in psutil.Process(process.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 # Not the small programs that become it: they carry it further back.
-                if child.cmdline()[1:3] == ["-m", module]:
+                if f"run_module('{module}'" in " ".join(child.cmdline()[1:4]):
                     return
         time.sleep(0.02)
     raise AssertionError(f"no {module} within {LIMIT_S:.0f} s")
@@ -122,5 +131,5 @@ def test_whatever_ends_it_nothing_is_left(tmp_path, emulator, module, number, st
         process.communicate()
     assert (process.returncode, out) == (status, "")
     if number != signal.SIGKILL:
-        assert err == f"geotrain bench: stopped by {number.name}\n"
+        assert err.splitlines()[-1] == f"geotrain bench: stopped by {number.name}"
     assert left_behind(before, folder=tmp_path) == []

@@ -129,7 +129,7 @@ def role_of(process: psutil.Process) -> str:
     command = process.cmdline()
     if "daemon" in command:
         return f"daemon of {Path(command[-1]).stem}"
-    if "geotrain.lab.demo.train" not in command:
+    if not any("run_module('geotrain.lab.demo.train'" in part for part in command):
         return "part of the lab"
     return f"training process of {Path(process.environ()['GEOTRAIN_CONFIG']).stem}"
 

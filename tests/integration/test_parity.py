@@ -46,7 +46,7 @@ class Point:
 POINTS = [
     Point(regions=1, microbatches=3),
     Point(regions=2, microbatches=3),
-    Point(regions=4, microbatches=3, codec="planes"),
+    Point(regions=4, microbatches=3, codec="planes", window="auto"),
     Point(regions=1, microbatches=8),
     Point(regions=3, microbatches=8, window=8),
     Point(regions=1, microbatches=1),

@@ -63,6 +63,9 @@ class LocalLink:
         acked = self.peer._exchange.on_link_acked
         self._loop.call_soon(acked, stream, view, list(seqs), [1] * len(seqs))
 
+    def stats(self) -> Mapping[str, Any]:
+        return {"state": "connected", "reason": ""}
+
     def _receive(self, message: Message, payload: memoryview | None) -> None:
         if self._view != message.view:
             self._early.append((message, payload))

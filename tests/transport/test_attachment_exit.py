@@ -110,6 +110,36 @@ def test_how_a_rank_ended_is_told_where_the_system_tells(
         assert words in error["detail"]
 
 
+def test_how_a_rank_ended_is_logged_once_a_daemon(
+    line: LocalLine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with contextlib.closing(line.attach(1)) as b:
+        with rank_process(line, READY, "time.sleep(60)") as process:
+            wait_for_state(b, "a", "ready")
+            process.kill()
+            wait_for_state(b, "a", "failed")
+            line.attach(0).close()  # by now all of its end has been noticed
+    alarms = [text for text in caplog.messages if text.startswith("! ")]
+    about = [text for text in alarms if f"(pid {process.pid})" in text]
+    assert len(about) == 2  # one in each of the two regions' daemons
+    assert all(text.startswith("! region a: failed: region a: rank 0 ") for text in about)
+
+
+def test_the_end_of_a_rank_whose_region_had_failed_before_is_told_by_itself(
+    line: LocalLine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with contextlib.closing(line.attach(1)) as b:
+        with rank_process(line, READY, "time.sleep(60)") as process:
+            wait_for_state(b, "a", "ready")
+            line.call(lambda: line.exchanges[0].fail("link", "the link to region b failed"))
+            process.kill()
+            process.wait(TIMEOUT_S)
+            line.attach(0).close()
+    about = [text for text in caplog.messages if f"! rank 0 (pid {process.pid}) " in text]
+    assert len(about) == 1
+    assert "last seen in '1F3 of step 7'" in about[0]
+
+
 def test_a_rank_that_closed_its_socket_but_lives_is_not_said_to_have_ended_by_anything() -> None:
     assert ended_how(None, "its socket closed") == (
         "ended without saying why (its socket closed); whoever started it has its exit status"

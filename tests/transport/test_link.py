@@ -48,6 +48,7 @@ class Site:
         self.failed: list[str] = []
         self.states: list[str] = []
         self.hold = False
+        self.board = [Presence(region=region, revision=1)]
         self.ring = bytearray(RING_BYTES)
         self.sends = 0 if region == "a" else 1
         self.num_offered = 0
@@ -57,7 +58,7 @@ class Site:
             url=url,
             coder=coder or ZlibCoder(),
             settings=LinkSettings(ping_interval_s=0.1, silent_s=2.0, num_lanes=num_lanes),
-            board=lambda: [Presence(region=region, revision=1)],
+            board=lambda: self.board,
             on_board=self._on_board,
             on_delivered=self._on_delivered,
             on_acked=self._on_acked,
@@ -352,7 +353,7 @@ async def test_bulk_lane_of_another_control_lane_is_turned_away():
         near.write(stranger.next_control())
         async with asyncio.timeout(DEADLINE_S):
             await ended.wait()
-        assert stranger.close_reason == "closed by b: its control lane is gone"
+        assert stranger.close_reason == "closed by the other side: its control lane is gone"
         assert b.state == "connected"
 
 
@@ -427,9 +428,22 @@ async def test_boards_are_exchanged_at_once_and_changes_follow():
 async def test_close_tells_the_peer_why():
     async with served() as (a, b):
         await b.until(lambda: b.state == "connected")
-        await a.link.close("region a's daemon was ended (SIGTERM)")
+        await a.link.close("its daemon ends: ended by SIGTERM")
         await b.until(lambda: b.state == "down")
-        assert b.link.stats()["reason"] == ("closed by a: region a's daemon was ended (SIGTERM)")
+        reason = "closed by the other side: its daemon ends: ended by SIGTERM"
+        assert b.link.stats()["reason"] == reason
+
+
+@pytest.mark.parametrize(("state", "level"), [("left", "INFO"), ("ready", "WARNING")])
+async def test_the_end_of_a_peer_whose_rank_has_left_is_no_warning(caplog, state, level):
+    caplog.set_level(logging.INFO, logger="geotrain")
+    async with served() as (a, b):
+        await b.until(lambda: b.state == "connected")
+        b.board = [*b.board, Presence(region="a", incarnation=1, state=state)]
+        await a.link.close("its daemon ends: its training process is done")
+        await b.until(lambda: b.state == "down")
+    lines = [one for one in caplog.records if one.message.startswith("x link to a: closed by")]
+    assert [one.levelname for one in lines] == [level]
 
 
 @pytest.mark.parametrize("from_end", [0, 1])

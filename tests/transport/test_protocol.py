@@ -142,7 +142,7 @@ def test_close_reason_reaches_the_peer():
     settle(a, b)
     a.lane.close("the daemon was ended")
     settle(a, b)
-    assert b.closed_because() == "closed by a: the daemon was ended"
+    assert b.closed_because() == "closed by the other side: the daemon was ended"
 
 
 def test_frames_that_the_table_does_not_allow_close_the_lane():

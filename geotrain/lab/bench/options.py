@@ -52,7 +52,7 @@ class BenchOptions:
     mbit: float = 1000.0
     loss: float = 0.0
     jitter_s: float = 0.0
-    window: Literal["classic", "hide"] | tuple[int, ...] = "classic"
+    window: Literal["auto", "classic", "hide"] | tuple[int, ...] = "classic"
     congestion: Literal["bbr", "cubic"] | None = None
     """Of the sites' kernels and of geotrain's lanes; None leaves both as they are."""
     limit_s: float | None = None
@@ -87,9 +87,10 @@ class BenchOptions:
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """As the first region announces them."""
+        """As the first region announces them; with "auto" those of the first step."""
+        window = "classic" if self.window == "auto" else self.window
         return resolve_windows(
-            self.hiding_windows if self.window == "hide" else self.window,
+            self.hiding_windows if window == "hide" else window,
             num_stages=self.work.num_stages,
             num_microbatches=self.work.num_microbatches,
         )
@@ -133,7 +134,8 @@ def site_toml(
     lines = ["version = 1", "", "[run]", 'id = "bench"', f"seed = {SEED}"]
     lines += [f"global_batch = {work.num_microbatches}", ""]
     lines += ["[run.plan]", f"microbatches = {work.num_microbatches}"]
-    lines += [f"window = {list(options.windows)}"]
+    window = "auto" if options.window == "auto" else list(options.windows)
+    lines += [f"window = {json.dumps(window)}"]
     for position, name in enumerate(names):
         lines += ["", "[[run.regions]]", f'name = "{name}"']
         lines += [f'layers = "{position}:{position + 1}"']
@@ -151,5 +153,8 @@ def site_toml(
 
 def _arena_mib(options: BenchOptions) -> int:
     """Room for a whole window in each of a region's streams, so that memory is not measured."""
-    widest = max(a + b for a, b in itertools.pairwise((*options.windows, 1)))
+    windows = options.windows
+    if options.window == "auto":  # which may come to hold everything
+        windows = (options.work.num_microbatches,) * options.work.num_stages
+    widest = max(a + b for a, b in itertools.pairwise((*windows, 1)))
     return 64 + 5 * (widest + 2) * options.work.boundary_bytes // (1 << 20)

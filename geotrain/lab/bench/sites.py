@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from geotrain.errors import GeotrainError
 from geotrain.lab.bench.options import SEED
-from geotrain.lab.processes import Child, ending_signals, start_child
+from geotrain.lab.processes import Child, cancel_on_signals, start_child
 from geotrain.lab.settings import LinkSettings
 from geotrain.lab.wan import Kind, Wan, open_wan
 
@@ -90,16 +90,7 @@ def run_until_signal(measure: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, 
     received: list[signal.Signals] = []
 
     async def run() -> dict[str, Any]:
-        task = asyncio.current_task()
-        assert task is not None
-
-        def cancel(number: signal.Signals) -> None:
-            if not received:  # The clean-up that the first signal began must not be interrupted.
-                received.append(number)
-                task.cancel()
-
-        for number in ending_signals():
-            asyncio.get_running_loop().add_signal_handler(number, cancel, number)
+        cancel_on_signals(received)
         return await measure
 
     try:
@@ -176,9 +167,8 @@ async def next_lines(
 
 
 def progress(text: str) -> None:
-    """To a person who waits; not into what programs read."""
-    if sys.stderr.isatty():
-        print(f"  {text}", file=sys.stderr, flush=True)
+    """To whoever waits; stdout has the result alone."""
+    print(f"  {text}", file=sys.stderr, flush=True)
 
 
 async def stop(children: Sequence[Child]) -> None:

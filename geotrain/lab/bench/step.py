@@ -65,6 +65,7 @@ async def _measure_geotrain(
     sites: Sites, options: BenchOptions
 ) -> tuple[list[Mapping[str, Any]], str]:
     """The lines of the steps that ended in time, and the congestion control of the links."""
+    progress(f"geotrain: starting {len(sites.names)} daemons and training processes")
     async with _regions(sites, options) as (daemons, ranks):
         ready = await next_line(ranks[0], [*daemons, *ranks[1:]], limit_s=_START_LIMIT_S)
         assert ready == {"ready": True}

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from geotrain.lab.settings import describe_settings
+
 _KEPT = 200
 
 
@@ -106,27 +108,6 @@ class ChangeLog:
     def _add(self, at_s: float, what: str, why: str = "") -> None:
         self._changes = [*self._changes, Change(at_s=at_s, what=what, why=why)][-_KEPT:]
         self._untold = min(self._untold + 1, len(self._changes))
-
-
-def describe_settings(settings: Mapping[str, Any]) -> str:
-    """Fields of LinkSettings in the units that people use, such as "round trip 250 ms"."""
-    return ", ".join(_describe(name, value) for name, value in settings.items())
-
-
-def _describe(name: str, value: Any) -> str:
-    match name:
-        case "cut":
-            return "cut" if value else "mended"
-        case "loss":
-            return f"loss {value * 100:g} %"
-        case "rate_bytes_per_s":
-            return "any rate" if value is None else f"{value * 8e-6:g} Mbit/s"
-        case "idle_drop_s":
-            return "never forgets" if value is None else f"forgets after {value:g} s of silence"
-        case "queue_bytes":
-            return "no limit in bytes" if value is None else f"queue {value / 1024:g} KiB"
-    words = {"rtt_s": "round trip", "delay_s": "delay", "jitter_s": "jitter", "queue_s": "queue"}
-    return f"{words.get(name, name)} {value * 1e3:g} ms"
 
 
 def _numbers(values: Sequence[int]) -> str:

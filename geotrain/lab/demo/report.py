@@ -23,8 +23,7 @@ class Report:
     num_cpus: int
     """Of this machine, which all regions share."""
 
-    def opening(self, emulator: str = "") -> list[str]:
-        """`emulator`: which kind emulates the links, and why not the other."""
+    def opening(self) -> list[str]:
         options = self.state.options
         if options.json:
             return []
@@ -34,8 +33,18 @@ class Report:
         return [
             f"{regions}; each a daemon and a training process of its own on this machine",
             f"links between them: round trip {options.rtt_ms:g} ms, {options.mbit:g} Mbit/s, "
-            f"codec {options.codec} (emulated by {emulator})",
+            f"codec {options.codec} (emulated by {self.state.emulator})",
         ]
+
+    def starting(self) -> list[str]:
+        """The first step may be long in coming."""
+        options = self.state.options
+        if options.json:
+            return []
+        if options.regions == 1:
+            return ["starting a training process, which imports torch ..."]
+        count = options.regions
+        return [f"starting {count} daemons and {count} training processes, which import torch ..."]
 
     def step(self, line: Mapping[str, Any]) -> list[str]:
         """One step as the first region's training script told it, which the state has already."""
@@ -129,7 +138,7 @@ class Report:
         per_microbatch_s = delay_s * options.microbatches
         return [
             f"one round trip of every link is {delay_s:.3f} s, {delay_s / step_s:.0%} of a step;",
-            f"waiting for it at each microbatch would add {per_microbatch_s:.1f} s",
+            f"by calculation, waiting for it at each microbatch would add {per_microbatch_s:.1f} s",
         ]
 
     def _table(self, comparison: Comparison) -> list[str]:

@@ -30,7 +30,7 @@ from geotrain.lab.demo.options import SEED, Options, parse
 from geotrain.lab.demo.report import Report, rtt_of_links
 from geotrain.lab.demo.screen import LiveScreen, can_show
 from geotrain.lab.demo.state import RunState, StepLine
-from geotrain.lab.processes import Child, ending_signals
+from geotrain.lab.processes import Child, cancel_on_signals
 from geotrain.lab.script import parse_script, read_script
 from geotrain.lab.wan import Route, Wan, open_wan
 
@@ -62,16 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _main(options: Options, started_at: float) -> int:
     received: list[signal.Signals] = []
-    task = asyncio.current_task()
-    assert task is not None
-
-    def stop(number: signal.Signals) -> None:
-        if not received:  # The clean-up that the first signal began must not be interrupted.
-            received.append(number)
-            task.cancel()
-
-    for number in ending_signals():
-        asyncio.get_running_loop().add_signal_handler(number, stop, number)
+    cancel_on_signals(received)
     folder = Path(tempfile.mkdtemp(prefix="geotrain-demo-"))
     try:
         return await Demo(options, folder=folder, started_at=started_at).run()
@@ -117,8 +108,11 @@ class Demo:
         options, state = self._options, self._state
         try:
             wan = await self._open_lab()
-            _print(self._report.opening(f"{wan.kind}: {wan.reason}"))
+            state.emulator = f"{wan.kind}: {wan.reason}"
+            _print(self._report.opening())
             self._show()
+            if self._screen is None:
+                _print(self._report.starting())
             self._helpers.append(asyncio.create_task(self._tell()))
             launcher = await self._start(wan)
             await self._watch()
@@ -185,7 +179,10 @@ class Demo:
                 self._daemons.append(await launcher.start_daemon(name))
         for name in names:
             self._trainers.append(await launcher.start_trainer(name))
-        ports = [await launcher.ports_of(*pair) for pair in zip(self._daemons, names, strict=False)]
+        ports = []
+        for pair in zip(self._daemons, names, strict=False):
+            ports.append(await launcher.ports_of(*pair))
+            self._state.num_listening += 1
         if wan.kind == "relay":
             for route, of_target in zip(self._routes, ports[1:], strict=False):
                 wan.aim(route, int(of_target["listen"].rpartition(":")[2]))

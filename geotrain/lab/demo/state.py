@@ -10,6 +10,9 @@ from geotrain.lab.demo.changes import Change, ChangeLog
 from geotrain.lab.demo.options import Options
 from geotrain.pipeline.trace import TracedAction, busy_s, most_in_flight
 
+_SILENT_S = 3.0
+"""Daemons ping each second, so that a link which hears nothing for longer, and two round trips,
+hears no answer."""
 _KEPT_STEPS = 4
 """Of each region: regions differ by one step at most, and lines may come a little late."""
 
@@ -64,6 +67,11 @@ class RegionState:
     lines: deque[StepLine] = field(default_factory=lambda: deque(maxlen=_KEPT_STEPS))
     status: Mapping[str, Any] | None = None
     """The newest status document of its daemon; None before the first."""
+    status_at: float = 0.0
+    heard: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Peer -> bytes received from it, and when they were seen to grow."""
+    sent_at_first_step: tuple[int, float] | None = None
+    """`bytes_sent`, and when, as the first status after the first step had it."""
     forward_s: list[float] = field(default_factory=list)
     """The median of each step after the first, which also warms up."""
     backward_s: list[float] = field(default_factory=list)
@@ -78,6 +86,35 @@ class RegionState:
         """What its daemon says of the link to a peer; empty before it says anything."""
         found: Mapping[str, Any] = (self.status or {}).get("links", {}).get(peer, {})
         return found
+
+    @property
+    def bytes_sent(self) -> int:
+        """On all its links, as the newest status has it."""
+        links = (self.status or {}).get("links", {})
+        return sum(int(link.get("bytes_sent", 0)) for link in links.values())
+
+    def hear(self, status: Mapping[str, Any], *, now: float, trains: bool) -> None:
+        """Its daemon answered; `trains`: whether the first step is done."""
+        self.status, self.status_at = status, now
+        for peer, link in status.get("links", {}).items():
+            received = int(link.get("bytes_received", 0))
+            if peer not in self.heard or self.heard[peer][0] != received:
+                self.heard[peer] = (received, now)
+        if trains and self.sent_at_first_step is None:
+            self.sent_at_first_step = (self.bytes_sent, now)
+
+    def silent_s(self, peer: str) -> float:
+        """For how long it had heard nothing from a peer when its daemon last answered."""
+        return self.status_at - self.heard[peer][1] if peer in self.heard else 0.0
+
+    @property
+    def sent_bytes_per_s(self) -> float:
+        """On all its links, the mean since the first step."""
+        if self.sent_at_first_step is None:
+            return 0.0
+        bytes_then, then = self.sent_at_first_step
+        spent_s = self.status_at - then
+        return (self.bytes_sent - bytes_then) / spent_s if spent_s > 0 else 0.0
 
     def add(self, line: StepLine) -> None:
         self.lines.append(line)
@@ -94,6 +131,10 @@ class RunState:
         self.options = options
         self.started_at = started_at
         self.ended_at: float | None = None
+        self.emulator = ""
+        """Which kind emulates the links, and why not the other."""
+        self.num_listening = 0
+        """Daemons that listen."""
         self.first_step_at: float | None = None
         """When the first step ended, from which a script's times count."""
         self.regions = [RegionState(name=name) for name in options.names]
@@ -123,10 +164,34 @@ class RunState:
     def on_status(self, index: int, status: Mapping[str, Any], *, now: float) -> None:
         """The daemon of region `index` answered."""
         region = self.regions[index]
-        region.status = status
+        region.hear(status, now=now, trains=self.first_step_at is not None)
         if index + 1 < len(self.regions):
             peer = self.regions[index + 1].name
             self.changes.on_link(region.name, peer, region.link(peer), now=now)
+
+    def silent_s(self, one: RegionState, other: RegionState) -> float | None:
+        """For how long one end of their link has heard no answer; None where all is well."""
+        rtt_s = (one.link(other.name).get("rtt_s") or {}).get("last") or 0.0
+        silent_s = max(one.silent_s(other.name), other.silent_s(one.name))
+        return silent_s if silent_s > _SILENT_S + 2 * rtt_s else None
+
+    def stale_s(self, *, now: float) -> float | None:
+        """The age of the newest step once it is more than about three steps; None until then."""
+        if not self.regions[0].lines or self.ended_at is not None:
+            return None
+        last = self.regions[0].lines[-1]
+        age_s = now - last.ended_s
+        return age_s if age_s > max(2.0, 3 * last.step_s) else None
+
+    def starting(self) -> str:
+        """What is under way before the first step."""
+        count = len(self.regions)
+        if count == 1:
+            return "a training process imports torch"
+        if all((region.status or {}).get("ranks") for region in self.regions):
+            return "training processes are attached, the first step is under way"
+        verb = "listen" if self.num_listening == count else "start"
+        return f"{count} daemons {verb}, training processes import torch"
 
     def since_first_step(self, change: Change) -> float:
         """Seconds; negative before it."""

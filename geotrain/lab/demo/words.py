@@ -50,8 +50,15 @@ def saved(payload_bytes: float, wire_bytes: float) -> str:
     return f"{size(kept_off)} {kept_off / payload_bytes:.0%}"
 
 
+def saved_share(payload_bytes: float, wire_bytes: float) -> str:
+    """The same in fewer characters."""
+    return saved(payload_bytes, wire_bytes).split()[-1]
+
+
 def dollars(usd: float) -> str:
-    """With as many decimals as a small sum needs."""
+    """With as many decimals as a small sum needs; "-" for one that they would not show."""
+    if usd < 5e-6:
+        return "-"
     return f"{usd:.2f}" if usd >= 1 else f"{usd:.5f}"
 
 

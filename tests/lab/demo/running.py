@@ -54,6 +54,7 @@ def link_record(**changes: Any) -> dict[str, Any]:
         "rtt_s": {"min": RTT_S, "p50": 0.101, "p99": 0.104, "last": 0.1023},
         "rate_bytes_per_s": {"send": 12.5e6, "receive": None},
         "bytes_sent": 6_000_000,
+        "bytes_received": 6_000_000,
         "payload_bytes_sent": 8_000_000,
         "lanes_opened": 1,
     }

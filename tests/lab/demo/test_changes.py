@@ -2,9 +2,9 @@
 
 import pytest
 
-from geotrain.lab.demo.changes import ChangeLog, describe_settings
+from geotrain.lab.demo.changes import ChangeLog
 from geotrain.lab.demo.options import Options
-from geotrain.lab.settings import LinkSettings
+from geotrain.lab.settings import LinkSettings, describe_settings
 from tests.lab.demo.running import link_record, step_line
 
 OPTIONS = Options()

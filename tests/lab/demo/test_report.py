@@ -24,6 +24,7 @@ def test_json_lines_have_the_documented_keys():
     record = step_record(0, 3, options=report.state.options)
     (text,) = report.step(record)
     assert json.loads(text) == {key: record[key] for key in JSON_KEYS}
+    assert report.starting() == []
     assert report.change(Change(at_s=1.0, what="x")) == []
     assert report.baseline_begins(4) == []
     (text,) = report.summary(comparison, wall_s=12.3456, rtt_ms=RTT_MS, difference=None)
@@ -63,6 +64,16 @@ def test_people_read_one_line_a_step_and_what_changed():
     assert report.change(change) == ["at 12.3 s  every link: round trip 250 ms (a detour)"]
 
 
+def test_people_read_what_is_started_and_what_emulates_the_links():
+    report, _ = report_of()
+    report.state.emulator = "relay: relays were asked for"
+    assert report.opening()[1].endswith("(emulated by relay: relays were asked for)")
+    assert report.starting() == [
+        "starting 2 daemons and 2 training processes, which import torch ..."
+    ]
+    assert report_of(1)[0].starting() == ["starting a training process, which imports torch ..."]
+
+
 def test_the_summary_says_what_the_delay_costs_and_what_the_step_is_measured_against():
     report, comparison = report_of(mbit=80.0, steps=5, verify=True)
     lines = report.summary(comparison, wall_s=12.0, rtt_ms=RTT_MS, difference=0.0)
@@ -71,7 +82,7 @@ def test_the_summary_says_what_the_delay_costs_and_what_the_step_is_measured_aga
         "2 regions trained one model: 5 steps in 12.0 s, loss 5.500 -> 3.500",
         "round trip virginia-frankfurt: min 100.2, p50 101.0 ms",
         "one round trip of every link is 0.100 s, 10% of a step;",
-        "waiting for it at each microbatch would add 0.4 s",
+        "by calculation, waiting for it at each microbatch would add 0.4 s",
         "",
         "seconds a step",
         "  measured      1.000  median after the first step",

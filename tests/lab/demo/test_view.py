@@ -13,10 +13,10 @@ from tests.lab.demo.running import running, status_record, step_line
 SIZES = [(80, 24), (140, 40), (MIN_WIDTH, MIN_HEIGHT), (200, 60)]
 
 
-def lines_of(state, *, width=80, height=24, ascii_only=False, **console):
+def lines_of(state, *, width=80, height=24, now=3.5, ascii_only=False, **console):
     """The rows that a terminal of this size shows."""
     out = Console(file=io.StringIO(), width=width, height=height, force_terminal=False, **console)
-    shown = frame(state, width=width, height=height, now=3.5, ascii_only=ascii_only)
+    shown = frame(state, width=width, height=height, now=now, ascii_only=ascii_only)
     with out.capture() as capture:
         out.print(shown)
     return [line.rstrip() for line in capture.get().splitlines()]
@@ -29,25 +29,34 @@ def starting(row):
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("regions", [1, 2, 3, 5, 16])
 @pytest.mark.parametrize("steps", [0, 1, 30])
-def test_a_frame_fits_its_terminal_whatever_there_is_to_show(size, regions, steps):
+@pytest.mark.parametrize("codec", ["none", "planes"])
+def test_a_frame_fits_its_terminal_whatever_there_is_to_show(size, regions, steps, codec):
     width, height = size
-    state = running(regions, steps=steps)
+    state = running(regions, steps=steps, codec=codec)
+    state.emulator = "relay: not namespaces, since " + "x" * 300
     for number in range(50):
         event = {"at": number, "links": "x" * 90, "settings": {"loss": number}, "why": "weather"}
         state.changes.on_events([event])
     lines = lines_of(state, width=width, height=height)
     assert len(lines) <= height
     assert max(map(len, lines)) <= width
+    if steps == 0:
+        assert any(line.startswith("starting: ") for line in lines)
+        return
     # Every section is there, whole or not at all.
     shown = num_shown(regions, height=height)
     rows = [line for line in lines if line.startswith(state.regions[0].name)]
-    assert len(rows) == (3 if shown > 1 else 2) - (steps == 0)
+    assert len(rows) == (3 if shown > 1 else 2)
     assert any(line.startswith("what changed") for line in lines)
     assert any("more" in line for line in lines) == (shown < regions)
 
 
 def test_a_stranger_finds_every_figure_at_80_columns():
-    state = running(2)
+    state = running(2, codec="planes")
+    for index in range(2):
+        later = status_record(index, options=state.options, bytes_sent=8_000_000)
+        state.on_status(index, status_record(index, options=state.options), now=3.0)
+        state.on_status(index, later, now=3.5)
     lines = lines_of(state)
     assert lines[0] == (
         "geotrain demo   step 3 of 30   1.00 s a step   4.10 k tokens/s   4 s in all"
@@ -61,10 +70,9 @@ def test_a_stranger_finds_every_figure_at_80_columns():
     ]
     assert starting("frankfurt ")(lines).split()[4:7] == ["4", "of", "1"]
     assert starting("virginia-frankfurt")(lines).split() == [
-        *("virginia-frankfurt", "102.3", "ms", "100/100", "12.0", "MB"),
-        *("4.0", "MB", "25%", "0.00024"),
+        *("virginia-frankfurt", "102.3", "ms", "100/100", "16.0", "MB", "-", "0.00032"),
     ]
-    assert "at 0.02 $ a GB: 0.00200 $ so far, 0.50 $ an hour, 1.000 $ a million tokens" in lines
+    assert "at 0.02 $ a GB: 0.00032 $ so far, 0.58 $ an hour, 1.000 $ a million tokens" in lines
     assert "nothing so far" in lines
 
 
@@ -118,11 +126,72 @@ def test_the_newest_changes_are_the_ones_that_stay():
     assert lines[-1].split()[1] == "n49:"
 
 
-def test_before_the_first_step_it_says_that_it_starts():
-    lines = lines_of(RunState(Options(), started_at=0.0))
-    assert lines[0] == "geotrain demo   starting, 4 s   Ctrl-C ends it"
-    assert starting("virginia ")(lines).split() == ["virginia", "starting", "-", "-", "-", "-"]
-    assert starting("virginia-")(lines).split()[1:3] == ["-", "-/-"]
+def test_a_long_reason_has_the_rows_that_are_free_and_the_newest_come_first():
+    state = running(2)
+    why = "the submarine cable is repaired and traffic takes the long way round " * 2
+    for number in range(2):
+        event = {"at": number, "links": f"n{number}", "settings": {"loss": 0}, "why": why.strip()}
+        state.changes.on_events([event])
+    told = "".join(lines_of(state, height=40)).replace(" ", "")
+    assert told.count(why.replace(" ", "")) == 2
+    # At 20 rows there are three: one for the older, two for the newer.
+    older, newer, more = lines_of(state, height=20)[-3:]
+    assert older.split()[1] == "n0:" and older.endswith(" ...")
+    assert newer.split()[1] == "n1:" and more.endswith(" ...")
+    assert more.startswith(" " * 9)
+
+
+def test_the_foot_says_what_emulates_the_links_where_a_row_is_free():
+    state = running(2)
+    state.emulator = "relay: not namespaces, since " + "x" * 90
+    lines = lines_of(state)
+    assert lines[-1].startswith("links emulated by relay: not namespaces, since xxx")
+    assert len(lines[-1]) == 80
+
+
+def test_a_link_without_an_answer_and_an_old_step_are_counted_up():
+    for codec, told in (("none", "no answer for 9 s"), ("planes", "no answer 9 s")):
+        state = running(2, codec=codec)
+        for index in range(2):
+            state.on_status(index, status_record(index, options=state.options), now=12.0)
+        lines = lines_of(state, now=15.0)
+        assert lines[0] == "geotrain demo   step 3 of 30   no step for 12 s   15 s in all"
+        row = starting("virginia-frankfurt")(lines)
+        assert told in row and "-/-" in row and "102.3" not in row
+        assert row.split()[-1] == "0.00024"
+    for index in range(2):
+        back = status_record(index, options=state.options, bytes_received=7_000_000)
+        state.on_status(index, back, now=12.5)
+    assert "102.3 ms" in starting("virginia-frankfurt")(lines_of(state, now=15.0))
+
+
+def test_columns_and_sums_without_a_meaning_are_left_out():
+    lines = lines_of(running(2))
+    header = "link RTT now Mbit/s out/back WAN bytes $"
+    assert " ".join(starting("link ")(lines).split()) == header
+    free = lines_of(running(2, usd_per_gb=0.0))
+    assert " ".join(starting("link ")(free).split()) == header.removesuffix(" $")
+    state = running(2)
+    for index in range(2):
+        state.on_status(index, status_record(index, options=state.options, bytes_sent=0), now=3.0)
+    for shown in (free, lines_of(state)):
+        assert not any("a GB" in line for line in shown)
+    wide = lines_of(running(2, codec="planes"), width=140)
+    assert "4.0 MB 25%" in starting("virginia-f")(wide)
+    narrow = lines_of(running(2, codec="planes"))
+    assert starting("virginia-f")(narrow).split()[-2:] == ["25%", "0.00024"]
+
+
+def test_before_the_first_step_it_says_what_is_started():
+    state = RunState(Options(), started_at=0.0)
+    state.emulator = "relay: " + "no namespaces " * 10
+    lines = lines_of(state)
+    assert lines[:2] == [
+        "geotrain demo   Ctrl-C ends it",
+        "starting: 2 daemons start, training processes import torch ... 4 s",
+    ]
+    assert lines[3].startswith("links emulated by relay: no namespaces")
+    assert not any(line.startswith(("region", "virginia")) for line in lines)
 
 
 def test_after_the_end_nothing_runs_any_more():
@@ -132,7 +201,7 @@ def test_after_the_end_nothing_runs_any_more():
     state.ended_at = 12.0
     lines = lines_of(state)
     assert lines[0].endswith("12 s in all")
-    assert starting("frankfurt ")(lines).split()[1] == "done"
+    assert starting("frankfurt ")(lines).split()[1:4] == ["done", "-", "76%"]
 
 
 def test_colours_go_with_no_color_and_nothing_else_does():

@@ -29,7 +29,7 @@ def test_figures():
         *("12 B", "4.2 kB", "4.2 MB", "7.0 GB", "2.0 TB")
     ]
     assert [words.dollars(usd) for usd in (0, 0.00042, 0.5, 12.345)] == [
-        *("0.00000", "0.00042", "0.50000", "12.35")
+        *("-", "0.00042", "0.50000", "12.35")
     ]
     assert (words.mbit(12.5e6), words.mbit(None)) == ("100", "-")
 
@@ -40,6 +40,7 @@ def test_figures():
 )
 def test_saved_is_what_coding_kept_off_the_wire(payload, wire, text):
     assert words.saved(payload, wire) == text
+    assert words.saved_share(payload, wire) == text.rpartition(" ")[2]
 
 
 def test_names_are_cut_to_their_column():

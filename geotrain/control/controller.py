@@ -1,0 +1,206 @@
+"""When the plan changes, and why: runs in the first region, at the end of each step.
+
+What the regions measured goes in, one step after the other; out come new windows, seldom. A
+change needs figures that moved by more than their own noise, in two steps running, and a gain.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from geotrain.control.costs import LinkCosts, StageCosts, pipeline_model
+from geotrain.control.counts import Sizes, choose_count
+from geotrain.control.figures import Figures
+from geotrain.control.observed import Observed, Seen
+from geotrain.control.planner import Bound, Limits, Plan, Trial, choose_plan
+
+CONFIRM_STEPS = 2
+"""Steps running in which a figure must have moved the same way: one slow step is no change."""
+COOL_DOWN_STEPS = 3
+"""Between two changes, so that the second sees what the first did."""
+MOVED_SHARE = 0.2
+"""Of a delivery's time, or of a stage's: less is noise."""
+MOVED_MICROBATCHES = 0.34
+"""Of the slowest stage's time for one; a delivery that moved by less hardly moves a window."""
+GAIN = 0.02
+"""What new windows must save of a step, unless they are much narrower."""
+NARROWER = 0.75
+"""Windows whose sum is below this share of the old ones' free memory that is worth a change."""
+_SETTLING_STEPS = 2
+"""From the start: the first plan rests on half a step in which everything warmed up."""
+
+
+_Costs = TypeVar("_Costs", StageCosts, LinkCosts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A new plan and the line that the log has for it."""
+
+    plan: Plan
+    bound: Bound
+    text: str
+
+
+class Controller:
+    """Follows stages and links, and says when another plan is due.
+
+    Args:
+        names: The regions in order, for the log.
+        counts: Whether it may change the number of microbatches as well as the windows.
+    """
+
+    def __init__(self, names: Sequence[str], *, counts: bool = False) -> None:
+        self._names = names
+        self._counts = counts
+        self._observed = Observed(len(names))
+        self._sizes = Sizes()
+        self._planned: Seen | None = None
+        """What the plan in force rests on."""
+        self._newest: Seen | None = None
+        self._moves: frozenset[str] = frozenset()
+        """What has moved, and which way, in each of the last `_moved_steps` steps."""
+        self._moved_steps = 0
+        self._changed_step: int | None = None
+        self._most_samples = 1
+
+    def on_step(
+        self,
+        step: int,
+        figures: Sequence[Figures],
+        *,
+        windows: tuple[int, ...],
+        num_microbatches: int,
+        num_samples: int,
+    ) -> Change | None:
+        """Take in one step.
+
+        Args:
+            step: Its number, as in the figures.
+            figures: One of each region, in order.
+            windows, num_microbatches, num_samples: Those that the step ran with.
+
+        Returns:
+            What the next step is to run under, or None where all stays as it is.
+        """
+        self._most_samples = max(self._most_samples, num_samples)
+        if num_samples < self._most_samples / 2 or num_microbatches == 0:
+            return None  # a short last batch says little of the others
+        self._observed.take_in(step, figures)
+        newest, previous = self._observed.seen(), self._newest
+        self._newest = newest
+        if newest is None or not self._is_due(step, newest):
+            return None
+        seen = _confirmed(self._planned, previous, newest)
+        plan, bound = self._choose(seen, figures, num_microbatches, num_samples)
+        before, self._planned = self._planned, seen
+        self._moves, self._moved_steps = frozenset(), 0
+        model = pipeline_model(seen.stages, seen.links)
+        now_s = Trial(model, num_microbatches).step_s(windows)
+        changes = _listed_changes(windows, num_microbatches, plan)
+        gains = plan.predicted_s < now_s * (1 - GAIN)
+        narrower = sum(plan.windows) < NARROWER * sum(windows)
+        if not changes or not (gains or narrower):
+            return None
+        self._changed_step = step
+        if plan.num_microbatches != num_microbatches:
+            self._observed.restart(step + 1)
+            self._planned = self._newest = None
+        text = (
+            f"step {step}: {changes}: {_what_moved(before, seen, self._names)}, predicted step "
+            f"{now_s:.3g} -> {plan.predicted_s:.3g} s (set by {bound})"
+        )
+        return Change(plan=plan, bound=bound, text=text)
+
+    def _choose(
+        self,
+        seen: Seen,
+        figures: Sequence[Figures],
+        num_microbatches: int,
+        num_samples: int,
+    ) -> tuple[Plan, Bound]:
+        in_flight = [each.in_flight_limit for each in figures]
+        memory = [each.memory_limit for each in figures]
+        if not self._counts:
+            both = zip(in_flight, memory, strict=True)
+            most = [min([each for each in pair if each], default=0) for pair in both]
+            limits = Limits(num_microbatches=num_microbatches, in_flight=most)
+            return choose_plan(seen.stages, seen.links, limits)
+        self._sizes.add(num_samples / num_microbatches, seen.stages)
+        return choose_count(
+            seen,
+            self._sizes,
+            num_samples=num_samples,
+            num_microbatches=num_microbatches,
+            in_flight=in_flight,
+            memory=memory,
+        )
+
+    def _is_due(self, step: int, newest: Seen) -> bool:
+        since = step - self._changed_step if self._changed_step is not None else COOL_DOWN_STEPS
+        if self._planned is None and self._changed_step is not None:
+            return since >= CONFIRM_STEPS  # another count was tried; it has to warm up, too
+        if self._planned is None or self._observed.num_steps <= _SETTLING_STEPS:
+            return True
+        moves = _moves(self._planned, newest)
+        lasting = moves & self._moves
+        self._moved_steps = self._moved_steps + 1 if lasting else min(1, len(moves))
+        self._moves = lasting or moves
+        return self._moved_steps >= CONFIRM_STEPS and since >= COOL_DOWN_STEPS
+
+
+def _confirmed(planned: Seen | None, previous: Seen | None, newest: Seen) -> Seen:
+    """What the last two steps agree on: of each figure the one that moved less.
+
+    A step in which a link changed, or in which one tensor in ten had bad luck, says too much.
+    """
+    if planned is None or previous is None:
+        return newest
+
+    def nearer(old_s: float, a: _Costs, b: _Costs) -> _Costs:
+        return a if abs(a.both_s - old_s) < abs(b.both_s - old_s) else b
+
+    stages = zip(planned.stages, previous.stages, newest.stages, strict=True)
+    links = zip(planned.links, previous.links, newest.links, strict=True)
+    return Seen(
+        stages=tuple(nearer(old.both_s, a, b) for old, a, b in stages),
+        links=tuple(nearer(old.both_s, a, b) for old, a, b in links),
+    )
+
+
+def _moves(before: Seen, now: Seen) -> frozenset[str]:
+    """The figures that differ by more than their noise, each with the direction it went."""
+    found = []
+    for index, (old, new) in enumerate(zip(before.stages, now.stages, strict=True)):
+        if abs(new.both_s - old.both_s) > MOVED_SHARE * old.both_s:
+            found.append(f"stage {index} {'up' if new.both_s > old.both_s else 'down'}")
+    least_s = MOVED_MICROBATCHES * now.slowest_s
+    for index, (old_link, new_link) in enumerate(zip(before.links, now.links, strict=True)):
+        old_s, new_s = old_link.both_s, new_link.both_s
+        if abs(new_s - old_s) > max(MOVED_SHARE * old_s, least_s):
+            found.append(f"link {index} {'up' if new_s > old_s else 'down'}")
+    return frozenset(found)
+
+
+def _what_moved(before: Seen | None, seen: Seen, names: Sequence[str]) -> str:
+    """The figure that changed most, with its values before and now."""
+    now = seen.figures(names)
+    if before is None:
+        what = max((name for name in now if name.startswith("delivery")), key=now.__getitem__)
+        return f"{what} {now[what] * 1e3:.0f} ms"
+    then = before.figures(names)
+    what = max(now, key=lambda name: abs(now[name] - then[name]))
+    return f"{what} {then[what] * 1e3:.0f} -> {now[what] * 1e3:.0f} ms"
+
+
+def _listed_changes(windows: tuple[int, ...], num_microbatches: int, plan: Plan) -> str:
+    changes = []
+    if plan.num_microbatches != num_microbatches:
+        changes.append(f"microbatches {num_microbatches} -> {plan.num_microbatches}")
+    if plan.windows != windows:
+        changes.append(f"window {_listed(windows)} -> {_listed(plan.windows)}")
+    return ", ".join(changes)
+
+
+def _listed(windows: Sequence[int]) -> str:
+    return ",".join(map(str, windows))

@@ -1,0 +1,167 @@
+"""What stages and links cost, from what the regions measured."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from geotrain.control.figures import RECORD, Trip
+from geotrain.pipeline.simulate import Boundary, Direction, PipelineModel, StageTimes
+
+HIGH = 0.95
+"""The quantile of the delivery times that windows are to cover: of twenty, one may come later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCosts:
+    """A stage's times for one microbatch, in seconds, as measured."""
+
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+
+    @property
+    def both_s(self) -> float:
+        """The mean of a forward plus that of a backward."""
+        return mean(self.forward_s) + mean(self.backward_s)
+
+    @property
+    def times(self) -> StageTimes:
+        return StageTimes(forward_s=self.forward_s, backward_s=self.backward_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectionCosts:
+    """One direction of a boundary, in seconds."""
+
+    latency_s: float
+    """One way, for a message of no length."""
+    transfer_s: float
+    """What a tensor takes besides: coding, the link's rate, the copies at both ends."""
+    jitter_s: tuple[float, ...] = (0.0,)
+    """What each tensor took beyond that and beyond its wait for those sent before it."""
+    slots: int | None = None
+    """Tensors that the arenas hold."""
+
+    @property
+    def delivery_s(self) -> float:
+        """What all but a few tensors stay below, once it is their turn."""
+        return self.latency_s + self.transfer_s + quantile(self.jitter_s, HIGH)
+
+    @property
+    def direction(self) -> Direction:
+        return Direction(
+            latency_s=self.latency_s,
+            transfer_s=self.transfer_s,
+            jitter_s=self.jitter_s,
+            slots=self.slots,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkCosts:
+    """A boundary, both ways."""
+
+    forward: DirectionCosts
+    backward: DirectionCosts
+
+    @property
+    def both_s(self) -> float:
+        """A delivery there and one back."""
+        return self.forward.delivery_s + self.backward.delivery_s
+
+    def without_slots(self) -> "LinkCosts":
+        """The same link with arenas of any size."""
+        return LinkCosts(
+            forward=replace(self.forward, slots=None), backward=replace(self.backward, slots=None)
+        )
+
+    @property
+    def boundary(self) -> Boundary:
+        return Boundary(forward=self.forward.direction, backward=self.backward.direction)
+
+
+def pipeline_model(stages: Sequence[StageCosts], links: Sequence[LinkCosts]) -> PipelineModel:
+    """What a simulation takes."""
+    return PipelineModel(
+        stages=[stage.times for stage in stages], boundaries=[link.boundary for link in links]
+    )
+
+
+def round_trip_s(*directions: Sequence[Trip]) -> float | None:
+    """The least that anything took there and back; None where nothing is known.
+
+    The record that opens a step has the link to itself, and hardly any length.
+    """
+    ways_s = [trip.way_s for trips in directions for trip in trips]
+    return min(ways_s, default=None)
+
+
+def direction_costs(
+    trips: Sequence[Trip], *, rtt_s: float, slots: int | None = None
+) -> DirectionCosts | None:
+    """One direction's costs; None where no tensor has made the trip.
+
+    A tensor's own time on the link is taken from the quickest of them. What the others waited for
+    the ones ahead of them follows from that, and is not part of a delivery: no window, however
+    wide, makes a link faster.
+
+    Args:
+        trips: Of tensors and records, of one step or several.
+        rtt_s: The link's round trip; half of it is the way back of every trip.
+    """
+    tensors = sorted(trip for trip in trips if trip.microbatch != RECORD)
+    if not tensors:
+        return None
+    latency_s = rtt_s / 2
+    transfer_s = max(0.0, min(trip.way_s for trip in tensors) - rtt_s)
+    jitter_s, step, free_s = [], None, 0.0
+    for trip in tensors:
+        if trip.step != step:
+            step, free_s = trip.step, trip.sent_s
+        begin_s = max(trip.sent_s, free_s)
+        free_s = begin_s + transfer_s
+        waited_s = begin_s - trip.sent_s
+        jitter_s.append(max(0.0, trip.way_s - rtt_s - transfer_s - waited_s))
+    return DirectionCosts(
+        latency_s=latency_s, transfer_s=transfer_s, jitter_s=tuple(jitter_s), slots=slots
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """A stage's time for a microbatch as a line: overhead + slope x samples."""
+
+    overhead_s: float
+    slope_s: float
+    """For one sample."""
+
+    def at(self, num_samples: float) -> float:
+        return self.overhead_s + self.slope_s * num_samples
+
+
+def fit_line(points: Sequence[tuple[float, float]]) -> Fit:
+    """The line through (samples, seconds) with the least squares, neither part below zero.
+
+    Where all microbatches had one size nothing tells overhead from slope: all is slope then, so
+    that a prediction for other sizes errs on the side of none.
+    """
+    assert points
+    count = len(points)
+    mean_n, mean_s = sum(n for n, _ in points) / count, sum(s for _, s in points) / count
+    spread = sum((n - mean_n) ** 2 for n, _ in points)
+    through_zero = Fit(overhead_s=0.0, slope_s=mean_s / mean_n if mean_n else 0.0)
+    if spread == 0:
+        return through_zero
+    slope_s = sum((n - mean_n) * (s - mean_s) for n, s in points) / spread
+    if slope_s < 0:
+        return Fit(overhead_s=mean_s, slope_s=0.0)
+    overhead_s = mean_s - slope_s * mean_n
+    return through_zero if overhead_s < 0 else Fit(overhead_s=overhead_s, slope_s=slope_s)
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def quantile(values: Sequence[float], fraction: float) -> float:
+    """The value that `fraction` of the others do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(int(fraction * len(ordered)), len(ordered) - 1)]

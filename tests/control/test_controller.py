@@ -1,0 +1,220 @@
+"""A controller in a loop with simulated steps: what it measures is what its windows made."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from geotrain.control.controller import Controller
+from geotrain.control.figures import Figures
+from geotrain.control.ideal import Costs, ideal_step_s
+from geotrain.pipeline.simulate import PipelineModel, simulate
+from geotrain.pipeline.window import classic_windows
+from tests.control.measured_line import figures_of
+from tests.pipeline.lines import equal_stages, line
+
+NAMES = ("virginia", "frankfurt", "tokyo", "sydney")
+
+
+class Loop:
+    """Steps under the windows that the controller last chose, from the classic ones on."""
+
+    def __init__(self, model_at: Callable[[int], PipelineModel], *, count: int = 32) -> None:
+        self._model_at, self._count = model_at, count
+        num_stages = len(model_at(1).stages)
+        self.controller = Controller(NAMES[:num_stages])
+        self.windows = classic_windows(num_stages)
+        self.step_s: list[float] = []
+        self.changes: dict[int, str] = {}
+        self.limits: tuple[int, ...] = ()
+
+    def run(self, steps: int) -> "Loop":
+        for _ in range(steps):
+            number = len(self.step_s) + 1
+            model = self._model_at(number)
+            step = simulate(
+                model, num_microbatches=self._count, windows=self.windows, rng=Random(number)
+            )
+            self.step_s.append(step.step_s)
+            change = self.controller.on_step(
+                number,
+                figures_of(number, model, step, limits=self.limits),
+                windows=self.windows,
+                num_microbatches=self._count,
+                num_samples=128,
+            )
+            if change is not None:
+                self.windows = change.plan.windows
+                self.changes[number] = change.text
+        return self
+
+
+def link(one_way_s: float, *, mbit: float = 1000.0) -> Costs:
+    costs = equal_stages(2, one_way_s=one_way_s)
+    return replace(costs, transfer_s=[2**23 / (mbit * 1e6)])
+
+
+def test_the_first_step_is_enough_to_hide_a_link():
+    loop = Loop(lambda _: line(link(0.05))).run(5)
+    assert loop.changes == {
+        1: "step 1: window 2,1 -> 4,1: delivery to frankfurt 58 ms, "
+        "predicted step 3.85 -> 2.1 s (set by latency)"
+    }
+    assert loop.step_s[1] == pytest.approx(ideal_step_s(link(0.05)), rel=0.01)
+
+
+def test_what_lies_at_the_receiver_is_no_delivery():
+    """However wide the windows are: else they would grow by what they themselves made wait."""
+    loop = Loop(lambda _: line(link(0.05)))
+    loop.windows = (24, 1)
+    loop.run(3)
+    assert loop.windows == (4, 1)
+    assert "delivery to frankfurt 58 ms" in loop.changes[1]
+
+
+def test_windows_follow_a_link_up_and_down():
+    """RTT 20, then 300, then 20 ms."""
+
+    def model_at(step: int) -> PipelineModel:
+        return line(link(0.15 if 11 <= step <= 20 else 0.01))
+
+    loop = Loop(model_at).run(30)
+    assert [step for step in loop.changes if 11 <= step <= 13] == [12]
+    assert [step for step in loop.changes if 21 <= step <= 23] == [22]
+    assert len(loop.changes) == 3
+    assert "delivery to frankfurt 18 -> 158 ms" in loop.changes[12]
+    for step_s in loop.step_s[12:20]:
+        assert step_s <= ideal_step_s(link(0.15)) * 1.05
+    for step_s in loop.step_s[23:]:
+        assert step_s <= ideal_step_s(link(0.01)) * 1.05
+
+
+def test_windows_follow_a_rate():
+    """1000, then 200, then 1000 Mbit/s: a tensor takes 8, 42 and 8 ms."""
+
+    def model_at(step: int) -> PipelineModel:
+        return line(link(0.05, mbit=200 if 11 <= step <= 20 else 1000))
+
+    loop = Loop(model_at).run(30)
+    assert 12 in loop.changes
+    for step_s in loop.step_s[12:20]:
+        assert step_s <= ideal_step_s(link(0.05, mbit=200)) * 1.05
+    for step_s in loop.step_s[23:]:
+        assert step_s <= ideal_step_s(link(0.05)) * 1.05
+
+
+def test_a_link_too_slow_for_any_window_is_named():
+    def model_at(step: int) -> PipelineModel:
+        return line(link(0.05, mbit=100 if step > 5 else 1000))
+
+    loop = Loop(model_at).run(12)
+    assert all("set by rate" in text for step, text in loop.changes.items() if step > 5)
+    wide = simulate(model_at(9), num_microbatches=32, windows=(32, 32)).step_s
+    assert loop.step_s[-1] <= wide * 1.05
+
+
+def test_a_slower_stage_is_followed_too():
+    def model_at(step: int) -> PipelineModel:
+        costs = link(0.1)
+        slow = step > 10
+        return line(replace(costs, backward_s=[0.04, 0.08 if slow else 0.04]))
+
+    loop = Loop(model_at).run(20)
+    assert all(
+        "a microbatch in frankfurt 60 -> 100 ms" in t for s, t in loop.changes.items() if s > 1
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_changes_nothing(seed):
+    """200 steps with 20 % jitter of every time: the first plan, and one more at most."""
+    costs = equal_stages(3, one_way_s=0.05)
+    rng = Random(seed)
+
+    def noisy(values: list[float]) -> list[list[float]]:
+        return [[value * rng.uniform(0.8, 1.2) for _ in range(32)] for value in values]
+
+    def model_at(step: int) -> PipelineModel:
+        model = line(costs, jitter_s=[rng.uniform(0.0, 0.02) for _ in range(64)])
+        stages = [
+            replace(stage, forward_s=f, backward_s=b)
+            for stage, f, b in zip(
+                model.stages, noisy(costs.forward_s), noisy(costs.backward_s), strict=True
+            )
+        ]
+        return replace(model, stages=stages)
+
+    loop = Loop(model_at).run(200)
+    assert len(loop.changes) <= 2, loop.changes
+    assert sum(loop.step_s[5:]) / 195 <= ideal_step_s(costs) * 1.06
+
+
+def test_one_slow_step_is_no_change_of_the_link():
+    loop = Loop(lambda step: line(link(0.3 if step == 10 else 0.05))).run(20)
+    assert list(loop.changes) == [1]
+
+
+def test_of_two_steps_that_moved_the_lesser_move_counts():
+    """As where a link changed in mid-step, or where many tensors had bad luck at once."""
+    one_way_s = {11: 0.5}
+    loop = Loop(lambda step: line(link(one_way_s.get(step, 0.1 if step > 11 else 0.01)))).run(14)
+    assert loop.windows == (6, 1), loop.changes
+
+
+def test_moves_in_opposite_directions_confirm_nothing():
+    one_way_s = {11: 0.5, 12: 0.1, 13: 0.5, 14: 0.1}
+    loop = Loop(lambda step: line(link(one_way_s.get(step, 0.25))))
+    loop.run(20)
+    assert list(loop.changes) == [1]
+
+
+def test_a_regions_own_limit_holds():
+    loop = Loop(lambda _: line(link(0.1)))
+    loop.limits = (3, 0)
+    loop.run(3)
+    assert loop.windows == (3, 1)
+    assert loop.changes[1].endswith("(set by memory)")
+
+
+def test_four_regions_in_a_line():
+    costs = equal_stages(4, one_way_s=0.05, num_microbatches=64)
+    loop = Loop(lambda _: line(costs), count=64).run(3)
+    assert loop.step_s[-1] <= ideal_step_s(costs) * 1.01
+
+
+def test_a_short_batch_and_an_empty_one_decide_nothing():
+    loop = Loop(lambda _: line(link(0.05))).run(2)
+    model = line(link(0.5))
+    for count in (2, 2, 2):
+        step = simulate(model, num_microbatches=count, windows=(2, 1))
+        figures = figures_of(len(loop.step_s) + 1, model, step)
+        decided = loop.controller.on_step(
+            3, figures, windows=(2, 1), num_microbatches=count, num_samples=2
+        )
+        assert decided is None
+    nothing = [Figures(), Figures()]
+    empty = {"windows": (2, 1), "num_microbatches": 0, "num_samples": 8}
+    assert Controller(NAMES[:2]).on_step(1, nothing, **empty) is None
+
+
+def test_regions_that_train_nothing_report_no_backward():
+    model = line(link(0.05))
+    step = simulate(model, num_microbatches=8, windows=(2, 1))
+    upper, lower = figures_of(1, model, step)
+    upper = replace(upper, backward_us=(), held_from_down=())
+    lower = replace(lower, sent_up=())
+    change = Controller(NAMES[:2]).on_step(
+        1, [upper, lower], windows=(2, 1), num_microbatches=8, num_samples=8
+    )
+    assert change is None or change.plan.windows[0] >= 2
+
+
+def test_one_region_has_nothing_to_follow():
+    model = line(equal_stages(1, one_way_s=0.0))
+    step = simulate(model, num_microbatches=4, windows=(1,))
+    controller = Controller(NAMES[:1])
+    for number in (1, 2):
+        figures = figures_of(number, model, step)
+        kept = {"windows": (1,), "num_microbatches": 4, "num_samples": 4}
+        assert controller.on_step(number, figures, **kept) is None
