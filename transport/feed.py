@@ -29,7 +29,7 @@ class ChunkFeed:
         self.sent = RateEstimator()
         """Of all lanes together."""
         self.ran_dry = True
-        """Whether a lane could have written more than there was, since this was last set False."""
+        """Whether a lane could have written more than there was, since `take_ran_dry`."""
         self.room = TURN_BYTES
         """Bytes of chunks that may still be written in this turn of the loop, by all lanes."""
         self._session = session
@@ -82,6 +82,12 @@ class ChunkFeed:
         """A lane could have written, and there was nothing."""
         self.ran_dry = True
         self.sent.end_burst()
+
+    def take_ran_dry(self) -> bool:
+        """`ran_dry`, which begins anew."""
+        # Where there is nothing, lanes are not asked, and none would tell of it.
+        ran_dry, self.ran_dry = self.ran_dry, not self.has_any
+        return ran_dry
 
     def forget(self) -> None:
         """What was cut and not written belongs to a view or a control lane that is gone."""

@@ -106,7 +106,7 @@ class RateControl:
 
     def _tick(self) -> None:
         now = asyncio.get_running_loop().time()
-        busy, self._feed.ran_dry = not self._feed.ran_dry, False
+        busy = not self._feed.take_ran_dry()
         if busy or self._feed.has_any:
             self._last_busy = now
         control = self._control()

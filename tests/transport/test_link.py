@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from geotrain.transport import bulk_lanes
+from geotrain.transport import bulk_lanes, rate_control
 from geotrain.transport.carrier import DialError
 from geotrain.transport.estimator import RttEstimator
 from geotrain.transport.fake_carrier import carrier_pair
@@ -16,6 +16,7 @@ from geotrain.transport.lane import Lane
 from geotrain.transport.lanes import MAX_LANES
 from geotrain.transport.link import Link, LinkSettings
 from geotrain.transport.messages import Message, Presence
+from geotrain.transport.pings import BUSY_INTERVAL_S
 from geotrain.transport.protocol import LaneProtocol
 from geotrain.transport.session import Session
 from tests.transport.lane_pair import RUN, make_hello
@@ -573,6 +574,24 @@ async def test_lane_that_takes_no_chunks_is_not_asked_over_and_over():
             lane.protocol.retiring = False
             lane.wake()
         await a.until(lambda: a.acked == [0])
+
+
+async def test_pings_are_frequent_only_while_there_is_bulk(monkeypatch):
+    monkeypatch.setattr(rate_control, "IDLE_S", 0.3)
+    async with served() as (a, b):
+        a.open_view()
+        b.open_view()
+        await a.until(lambda: a.state == "connected")
+        for payload in _payloads(4):
+            a.offer(payload)
+        pings = a.link.lanes.control.protocol.pings
+        ordinary_s = pings.interval_s
+        seen = set()
+        async with asyncio.timeout(DEADLINE_S):
+            while len(a.acked) < 4 or pings.interval_s != ordinary_s:
+                seen.add(pings.interval_s)
+                await asyncio.sleep(0)
+        assert BUSY_INTERVAL_S in seen
 
 
 async def test_failing_dials_are_reported_once_per_reason(caplog):
