@@ -96,7 +96,7 @@ def test_it_trains_what_one_plain_process_trains(tmp_path, regions, codec, rtt_m
     ("number", "status", "emulator"),
     [
         pytest.param(signal.SIGINT, 130, "netns", marks=needs_namespaces),
-        (signal.SIGTERM, 143, "auto"),
+        (signal.SIGTERM, 143, "relay"),
         pytest.param(signal.SIGKILL, -9, "netns", marks=needs_namespaces),
         (signal.SIGKILL, -9, "relay"),
     ],
