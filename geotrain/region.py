@@ -282,6 +282,7 @@ class Region:
         place = Place(
             index=self.index,
             region_names=self.region_names,
+            num_layers=self._num_layers(info),
             seed=run.seed if run is not None else 0,
             global_batch=run.global_batch if run is not None else None,
             num_microbatches=run.plan.microbatches if run is not None else 1,
@@ -301,6 +302,11 @@ class Region:
             downstream=self._edge(self.index, FORWARD),
         )
         return Context(place, parts, self._membership)
+
+    def _num_layers(self, info: SegmentInfo) -> list[int]:
+        if self._config is None:
+            return [len(info.layer_names)]
+        return [region.last - region.first for region in self._config.run.regions]
 
     def _edge(self, boundary: int, direction: int) -> Edge | None:
         if self._membership is None or not 0 <= boundary < self.num_regions - 1:
