@@ -28,6 +28,7 @@ PURE = {
     "geotrain.control.split",
     "geotrain.control.timings",
     "geotrain.control.verdicts",
+    "geotrain.control.watched",
     "geotrain.control.observed",
     "geotrain.control.counts",
     "geotrain.control.journal",

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from geotrain.pipeline.simulate import PipelineModel, StageTimes, simulate
 
-GAIN = 0.03
+GAIN = 0.05
 """What a step must save for a split to be worth a restart."""
 
 
