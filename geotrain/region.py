@@ -291,6 +291,7 @@ class Region:
             replay=self._config.replay_path if self._config is not None else None,
             plan_log=self._config.plan_log_path if self._config is not None else None,
             default_steps=run.steps if run is not None else None,
+            arena_bytes=site.arena_mib << 20 if site is not None and not self.solo else 0,
             wait_s=site.liveness.wait_s if site is not None else 0.0,
             device=self.device,
         )

@@ -79,6 +79,8 @@ class Place:
     plan_log: Path | None
     """Where the first region notes the plans."""
     default_steps: int | None
+    arena_bytes: int
+    """Shared with the daemon; 0 without one."""
     wait_s: float
     device: torch.device
 

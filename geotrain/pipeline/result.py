@@ -43,6 +43,8 @@ class StepResult:
     verdicts: tuple[Verdict, ...] = ()
     """What is off in the run, as far as it can tell: each prints as a line of text; the same in
     every region."""
+    memory_bytes: Mapping[str, int] = field(default_factory=dict)
+    """What this region's stage needs in memory, term by term."""
     trace: tuple[TracedAction, ...] = ()
     """This region's forwards and backwards in the order they ran, as this rank saw them."""
 

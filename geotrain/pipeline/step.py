@@ -27,6 +27,7 @@ from geotrain.pipeline.line import Line
 from geotrain.pipeline.opening import Opening, check_targets, open_or_hear, refuse_data
 from geotrain.pipeline.position import Position
 from geotrain.pipeline.result import EvalReport, StepResult
+from geotrain.pipeline.room import Room
 from geotrain.pipeline.runtime import Account, Runtime
 from geotrain.pipeline.snapshot import Snapshot
 from geotrain.pipeline.stage import Stage
@@ -75,6 +76,7 @@ class Pipeline:
         self._stop_request = ""
         self._wire_bytes_voted = context.wire_bytes()
         self._explaining = Explaining(context, line)
+        self._room = Room(context, stage, optimizers)
         self._error: RegionError | None = None
         self.stop_reason = ""
         """Why the run stopped in order, once it has; the same in every region."""
@@ -108,6 +110,7 @@ class Pipeline:
             if opening is None:
                 return None
             clock.mark("open")
+            self._room.check(opening)
             account = Account()
             self._stage.reset()
             self._runtime.run(opening.work, account)
@@ -197,6 +200,7 @@ class Pipeline:
             attribution_s=explanation.attribution_s,
             regions_s=explanation.regions_s,
             verdicts=explanation.verdicts,
+            memory_bytes=self._room.terms,
             trace=tuple(account.trace),
         )
 
