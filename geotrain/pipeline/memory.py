@@ -21,6 +21,8 @@ class ActivationMeter:
         self._owned = {tensor.untyped_storage().data_ptr() for tensor in owned}
         self._device = device
         self._most_bytes = 0
+        self.largest_bytes = 0
+        """The most that any microbatch kept so far."""
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
@@ -35,6 +37,7 @@ class ActivationMeter:
                 yield
             found = sum(size for place, size in storages.items() if place not in self._owned)
         self._most_bytes = max(self._most_bytes, found)
+        self.largest_bytes = max(self.largest_bytes, found)
 
     def take(self) -> int:
         """The most bytes that any microbatch kept since this was last asked; 0 where none was."""
