@@ -15,11 +15,10 @@ from geotrain.pipeline.edge import Edge
 from geotrain.pipeline.result import StepResult
 from geotrain.pipeline.segment import SegmentInfo
 from geotrain.pipeline.stage import LossSpec
+from geotrain.pipeline.window import FIRST_MICROBATCHES
 
 logger = logging.getLogger(__name__)
 
-FIRST_MICROBATCHES = 8
-"""With "auto", until the regions know better: keeps two to four of them busy."""
 _DAEMON_FIRST_S = 5.0
 """A link that stays down is the daemon's to name, after the same wait; this leaves it the word."""
 
@@ -70,6 +69,9 @@ class Place:
     num_microbatches: int | Literal["auto"]
     window: str | int | Sequence[int]
     in_flight_limit: int | None
+    """Of this site: the most microbatches in flight, whatever the plan says."""
+    in_flight_samples: int | None
+    """The same in samples."""
     replay: Path | None
     """Whose plans to repeat; what the first region has counts."""
     plan_log: Path | None

@@ -103,6 +103,9 @@ class Following:
             spare_bytes=spare_bytes(place.device),
             least=classic_windows(len(place.region_names))[place.index],
         )
+        if place.in_flight_samples is not None and count:
+            own = max(1, place.in_flight_samples // -(-opening.num_samples // count))
+            room = min(room, own) if room else own
         return measure(self._context, account, memory_limit=room, now=time.monotonic())
 
     def on_votes(self, votes: Sequence[Vote], opening: Opening) -> None:

@@ -3,6 +3,9 @@
 import math
 from collections.abc import Sequence
 
+FIRST_MICROBATCHES = 8
+"""Into which a batch is cut with "auto", until the regions know better: keeps two to four busy."""
+
 
 def classic_windows(num_stages: int) -> tuple[int, ...]:
     """The windows of 1F1B: stage i holds the microbatches of the stages from i on.

@@ -41,6 +41,7 @@ def context(*, index: int = 0, window: object = "auto", names=("virginia", "fran
         region_names=names,
         is_first=index == 0,
         in_flight_limit=6,
+        in_flight_samples=None,
         num_microbatches=32,
         replay=None,
         plan_log=None,
