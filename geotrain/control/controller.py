@@ -2,6 +2,8 @@
 
 What the regions measured goes in, one step after the other; out come new windows, seldom. A
 change needs figures that moved by more than their own noise, in two steps running, and a gain.
+Only a link that became far slower is followed at once: each step then waits for it, while windows
+that are wider than they need to be cost no time.
 """
 
 from collections.abc import Sequence
@@ -22,6 +24,9 @@ MOVED_SHARE = 0.2
 """Of a delivery's time, or of a stage's: less is noise."""
 MOVED_MICROBATCHES = 0.34
 """Of the slowest stage's time for one; a delivery that moved by less hardly moves a window."""
+FAR_SHARE = 0.5
+"""By how much more than planned the quickest tensors of a step must take to be followed at once;
+and by a microbatch at least. No bad luck delays all of them."""
 GAIN = 0.02
 """What new windows must save of a step, unless they are much narrower."""
 NARROWER = 0.75
@@ -89,9 +94,12 @@ class Controller:
         self._observed.take_in(step, figures)
         newest, previous = self._observed.seen(), self._newest
         self._newest = newest
-        if newest is None or not self._is_due(step, newest):
+        if newest is None:
             return None
-        seen = _confirmed(self._planned, previous, newest)
+        is_far = self._planned is not None and _is_far_slower(self._planned, newest)
+        if not self._is_due(step, newest) and not is_far:
+            return None
+        seen = newest if is_far else _confirmed(self._planned, previous, newest)
         plan, bound = self._choose(seen, figures, num_microbatches, num_samples)
         before, self._planned = self._planned, seen
         self._moves, self._moved_steps = frozenset(), 0
@@ -165,6 +173,14 @@ def _confirmed(planned: Seen | None, previous: Seen | None, newest: Seen) -> See
     return Seen(
         stages=tuple(nearer(old.both_s, a, b) for old, a, b in stages),
         links=tuple(nearer(old.both_s, a, b) for old, a, b in links),
+    )
+
+
+def _is_far_slower(before: Seen, now: Seen) -> bool:
+    """Whether some link takes far longer for all that it carries, in a single step."""
+    return any(
+        new.least_s - old.least_s > max(FAR_SHARE * old.least_s, now.slowest_s)
+        for old, new in zip(before.links, now.links, strict=True)
     )
 
 

@@ -67,6 +67,12 @@ class LinkCosts:
         """A delivery there and one back."""
         return self.forward.delivery_s + self.backward.delivery_s
 
+    @property
+    def least_s(self) -> float:
+        """The same without what made some tensors later than others: what none is below."""
+        ways = (self.forward, self.backward)
+        return sum(way.latency_s + way.transfer_s for way in ways)
+
     def without_slots(self) -> "LinkCosts":
         """The same link with arenas of any size."""
         return LinkCosts(
