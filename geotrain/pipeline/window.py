@@ -21,8 +21,11 @@ def resolve_windows(
     """The window of every stage under a plan's `window` setting.
 
     A number holds for all stages but the last, which runs each backward right after its forward
-    and gains nothing from more than one in flight. No window exceeds the microbatches there are.
+    and gains nothing from more than one in flight. No window exceeds the microbatches there are:
+    "wide" is as many as that.
     """
+    if window == "wide":
+        window = num_microbatches
     if window == "classic":
         windows = classic_windows(num_stages)
     elif isinstance(window, int):
