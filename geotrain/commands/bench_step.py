@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from geotrain.control.journal import Journal
 from geotrain.errors import ConfigError
 from geotrain.lab.bench.options import BenchOptions, Script, Work
 from geotrain.lab.bench.phases import phases_of
@@ -57,6 +58,7 @@ def options_of(given: argparse.Namespace) -> BenchOptions:
         window=given.window,
         memory_samples=given.memory_samples,
         script=_script(given.script),
+        replay=_replay(given.replay),
         congestion=given.congestion,
         limit_s=given.limit_s,
         emulator=given.emulator,
@@ -93,6 +95,15 @@ def _work(given: argparse.Namespace) -> Work:
         num_samples=given.global_batch,
         steps=given.steps,
     )
+
+
+def _replay(path: Path | None) -> Path | None:
+    if path is not None:
+        try:
+            Journal.parse(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"cannot repeat the plans of {path}: {error}") from error
+    return path
 
 
 def _script(path: Path | None) -> Script | None:
@@ -164,6 +175,12 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="timed changes of the links, as of `geotrain lab`, from the end of the first step on",
+    )
+    add(
+        "--replay",
+        type=Path,
+        metavar="FILE",
+        help="run each step under the plan that this file has for it, as site.plan_log writes it",
     )
     add(
         "--limit-s",
@@ -240,6 +257,8 @@ def _mixed(given: argparse.Namespace) -> list[str]:
         "--against torch compares microbatches of one size; leave out --global-batch": not (
             given.against and by_sample
         ),
+        "--replay says what the windows are; leave out --window": given.window == "classic"
+        or not given.replay,
         "--against torch needs links that stay as they are; leave out --script": not (
             given.against and given.script
         ),

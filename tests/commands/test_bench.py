@@ -9,6 +9,7 @@ import pytest
 
 from geotrain.commands.bench import parse
 from geotrain.config import load_config
+from geotrain.control.journal import Entry
 from geotrain.lab.bench.options import BenchOptions, Script, Work, site_toml
 
 WORK = Work(
@@ -56,6 +57,15 @@ def test_a_script_is_read_and_checked_before_anything_starts(tmp_path, capsys):
     with pytest.raises(SystemExit):
         parse(["step", "--script", str(file)])
     assert "weather.toml: change 1: there is no link a and b" in capsys.readouterr().err
+
+
+def test_the_plans_of_another_run_are_repeated(tmp_path):
+    file = tmp_path / "plan.jsonl"
+    file.write_text(Entry(step=1, num_microbatches=32, windows=(7, 1)).to_line())
+    options = parse(["step", "--replay", str(file)])
+    assert options.replay == file
+    text = site_toml(options, 0, folder=tmp_path, listen="127.0.0.1:0", dial=None)
+    assert tomllib.loads(text)["run"]["plan"]["replay"] == str(file)
 
 
 def test_every_option():
@@ -117,6 +127,8 @@ def test_windows_by_name_or_number(given, window):
         ("--global-batch 64 --against torch", "leave out --global-batch"),
         ("--script none.toml", "cannot read the script none.toml"),
         ("--script none.toml --against torch", "leave out --script"),
+        ("--replay none.jsonl", "cannot repeat the plans of none.jsonl"),
+        ("--replay none.jsonl --window auto", "leave out --window"),
     ],
 )
 def test_what_cannot_be_is_refused(given, message, capsys):

@@ -94,6 +94,8 @@ class BenchOptions:
     """The samples that each region may hold in flight; None: any number."""
     script: Script | None = None
     """Begins when the first step is done."""
+    replay: Path | None = None
+    """Whose plans to repeat; see control/journal.py."""
     congestion: Literal["bbr", "cubic"] | None = None
     """Of the sites' kernels and of geotrain's lanes; None leaves both as they are."""
     limit_s: float | None = None
@@ -198,6 +200,8 @@ def site_toml(
     lines += ["[run.plan]", f"microbatches = {json.dumps(work.num_microbatches)}"]
     window = "auto" if options.window == "auto" else list(options.windows)
     lines += [f"window = {json.dumps(window)}"]
+    if options.replay is not None:
+        lines += [f"replay = {json.dumps(str(options.replay.absolute()))}"]
     for position, name in enumerate(names):
         lines += ["", "[[run.regions]]", f'name = "{name}"']
         lines += [f'layers = "{position}:{position + 1}"']
@@ -231,7 +235,8 @@ def _arena_mib(options: BenchOptions) -> int:
     """Room for a whole window in each of a region's streams, so that memory is not measured."""
     work = options.work
     windows, size = options.windows, -(-work.global_batch // work.first_count)
-    if options.window == "auto":  # which may come to hold everything, or all that memory has
+    if options.window == "auto" or options.replay is not None:
+        # Which may come to hold everything, or all that memory has room for.
         most, size = options.memory_samples or work.global_batch, 1
         windows = (min(most, work.global_batch),) * work.num_stages
     widest = max(a + b for a, b in itertools.pairwise((*windows, 1)))

@@ -48,6 +48,8 @@ def report(
         "num_steps": len(steps),
         "num_steps_asked": options.work.steps,
         "all_step_s": [step["step_s"] for step in steps],
+        "all_windows": [step["windows"] for step in steps],
+        "all_num_microbatches": [step["num_microbatches"] for step in steps],
         "attribution_s": steps[-1]["attribution_s"],
         "rtt_ms": options.rtt_s * 1e3,
         "mbit": options.mbit,
