@@ -1,4 +1,4 @@
-"""What tests/benchmarks/auto_windows.py and simulator_check.py make of runs, without running any."""
+"""What the scripts of windows and of the simulator make of runs, without running any."""
 
 import pytest
 
