@@ -27,6 +27,9 @@ MOVED_MICROBATCHES = 0.34
 FAR_SHARE = 0.5
 """By how much more than planned the quickest tensors of a step must take to be followed at once;
 and by a microbatch at least. No bad luck delays all of them."""
+REVISIT_STEPS = 10
+"""Where counts may change: after so many steps without a look, one is taken; what another count
+would save shows better once several steps have been averaged."""
 GAIN = 0.02
 """What new windows must save of a step, unless they are much narrower."""
 NARROWER = 0.75
@@ -67,6 +70,7 @@ class Controller:
         """What has moved, and which way, in each of the last `_moved_steps` steps."""
         self._moved_steps = 0
         self._changed_step: int | None = None
+        self._looked_step = 0
         self._most_samples = 1
 
     def on_step(
@@ -96,15 +100,21 @@ class Controller:
         self._newest = newest
         if newest is None:
             return None
+        if self._counts:
+            self._sizes.add(num_samples / num_microbatches, newest.stages)
         is_far = self._planned is not None and _is_far_slower(self._planned, newest)
-        if not self._is_due(step, newest) and not is_far:
+        is_due = self._is_due(step, newest) or is_far
+        if not is_due and not self._is_revisited(step):
             return None
+        self._looked_step = step
         seen = newest if is_far else _confirmed(self._planned, previous, newest)
         plan, bound = self._choose(seen, figures, num_microbatches, num_samples)
+        if not is_due and plan.num_microbatches == num_microbatches:
+            return None
         before, self._planned = self._planned, seen
         self._moves, self._moved_steps = frozenset(), 0
         model = pipeline_model(seen.stages, seen.links)
-        now_s = Trial(model, num_microbatches).step_s(windows)
+        now_s = Trial(model, num_microbatches).step_s(_held_to(windows, figures))
         changes = _listed_changes(windows, num_microbatches, plan)
         gains = plan.predicted_s < now_s * (1 - GAIN)
         narrower = sum(plan.windows) < NARROWER * sum(windows)
@@ -127,22 +137,20 @@ class Controller:
         num_microbatches: int,
         num_samples: int,
     ) -> tuple[Plan, Bound]:
-        in_flight = [each.in_flight_limit for each in figures]
-        memory = [each.memory_limit for each in figures]
         if not self._counts:
-            both = zip(in_flight, memory, strict=True)
-            most = [min([each for each in pair if each], default=0) for pair in both]
-            limits = Limits(num_microbatches=num_microbatches, in_flight=most)
+            limits = Limits(num_microbatches=num_microbatches, in_flight=_most(figures))
             return choose_plan(seen.stages, seen.links, limits)
-        self._sizes.add(num_samples / num_microbatches, seen.stages)
         return choose_count(
             seen,
             self._sizes,
             num_samples=num_samples,
             num_microbatches=num_microbatches,
-            in_flight=in_flight,
-            memory=memory,
+            in_flight=[each.in_flight_limit for each in figures],
+            memory=[each.memory_limit for each in figures],
         )
+
+    def _is_revisited(self, step: int) -> bool:
+        return self._counts and step - self._looked_step >= REVISIT_STEPS
 
     def _is_due(self, step: int, newest: Seen) -> bool:
         since = step - self._changed_step if self._changed_step is not None else COOL_DOWN_STEPS
@@ -155,6 +163,18 @@ class Controller:
         self._moved_steps = self._moved_steps + 1 if lasting else min(1, len(moves))
         self._moves = lasting or moves
         return self._moved_steps >= CONFIRM_STEPS and since >= COOL_DOWN_STEPS
+
+
+def _most(figures: Sequence[Figures]) -> list[int]:
+    """The most that each region may hold in flight; 0: no limit."""
+    pairs = [(each.in_flight_limit, each.memory_limit) for each in figures]
+    return [min([limit for limit in pair if limit], default=0) for pair in pairs]
+
+
+def _held_to(windows: Sequence[int], figures: Sequence[Figures]) -> tuple[int, ...]:
+    """The windows as the regions keep them, which is within their own limits."""
+    pairs = zip(windows, _most(figures), strict=True)
+    return tuple(min(window, most) if most else window for window, most in pairs)
 
 
 def _confirmed(planned: Seen | None, previous: Seen | None, newest: Seen) -> Seen:

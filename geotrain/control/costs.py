@@ -1,5 +1,6 @@
 """What stages and links cost, from what the regions measured."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -8,6 +9,10 @@ from geotrain.pipeline.simulate import Boundary, Direction, PipelineModel, Stage
 
 HIGH = 0.95
 """The quantile of the delivery times that windows are to cover: of twenty, one may come later."""
+_FEW = 6
+"""Fewer arrivals one after the other do not show how far apart they come."""
+_LEAST_S = 1e-6
+"""A time below this is as good as none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +110,10 @@ def direction_costs(
 ) -> DirectionCosts | None:
     """One direction's costs; None where no tensor has made the trip.
 
-    A tensor's own time on the link is taken from the quickest of them. What the others waited for
-    the ones ahead of them follows from that, and is not part of a delivery: no window, however
-    wide, makes a link faster.
+    A tensor's own time on the link is taken from the quickest of them, or from how far apart they
+    arrived where all of them queued, as in a step that begins with many at once. What the others
+    waited for the ones ahead of them follows from that, and is not part of a delivery: no window,
+    however wide, makes a link faster.
 
     Args:
         trips: Of tensors and records, of one step or several.
@@ -118,6 +124,7 @@ def direction_costs(
         return None
     latency_s = rtt_s / 2
     transfer_s = max(0.0, min(trip.way_s for trip in tensors) - rtt_s)
+    transfer_s = min([transfer_s, *_services_s(tensors, rtt_s=rtt_s)])
     jitter_s, step, free_s = [], None, 0.0
     for trip in tensors:
         if trip.step != step:
@@ -129,6 +136,19 @@ def direction_costs(
     return DirectionCosts(
         latency_s=latency_s, transfer_s=transfer_s, jitter_s=tuple(jitter_s), slots=slots
     )
+
+
+def _services_s(tensors: Sequence[Trip], *, rtt_s: float) -> list[float]:
+    """What the link took for a tensor once it was its turn, in the middle; empty for a few.
+
+    From when it could have arrived, or the one ahead of it did, to when it arrived.
+    """
+    found = []
+    for ahead, trip in itertools.pairwise(tensors):
+        if ahead.step == trip.step and ahead.microbatch + 1 == trip.microbatch:
+            soonest_s = max(ahead.sent_s + ahead.way_s, trip.sent_s + rtt_s)
+            found.append(max(0.0, trip.sent_s + trip.way_s - soonest_s))
+    return [quantile(found, 0.5)] if len(found) >= _FEW else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,17 +166,21 @@ class Fit:
 def fit_line(points: Sequence[tuple[float, float]]) -> Fit:
     """The line through (samples, seconds) with the least squares, neither part below zero.
 
+    Errors count as shares of the seconds, since longer times vary by more.
+
     Where all microbatches had one size nothing tells overhead from slope: all is slope then, so
     that a prediction for other sizes errs on the side of none.
     """
     assert points
-    count = len(points)
-    mean_n, mean_s = sum(n for n, _ in points) / count, sum(s for _, s in points) / count
-    spread = sum((n - mean_n) ** 2 for n, _ in points)
+    weighed = [(n, s, 1 / max(s, _LEAST_S) ** 2) for n, s in points]
+    total = sum(weight for _, _, weight in weighed)
+    mean_n = sum(n * weight for n, _, weight in weighed) / total
+    mean_s = sum(s * weight for _, s, weight in weighed) / total
+    spread = sum(weight * (n - mean_n) ** 2 for n, _, weight in weighed)
     through_zero = Fit(overhead_s=0.0, slope_s=mean_s / mean_n if mean_n else 0.0)
-    if spread == 0:
+    if len({n for n, _ in points}) == 1:
         return through_zero
-    slope_s = sum((n - mean_n) * (s - mean_s) for n, s in points) / spread
+    slope_s = sum(weight * (n - mean_n) * (s - mean_s) for n, s, weight in weighed) / spread
     if slope_s < 0:
         return Fit(overhead_s=mean_s, slope_s=0.0)
     overhead_s = mean_s - slope_s * mean_n

@@ -11,14 +11,12 @@ from geotrain.control.figures import Figures
 from geotrain.control.ideal import Costs, ideal_step_s
 from geotrain.pipeline.simulate import (
     Boundary,
-    Direction,
     PipelineModel,
-    StageTimes,
     simulate,
 )
 from geotrain.pipeline.window import classic_windows
 from tests.control.measured_line import Reporter, figures_of
-from tests.pipeline.lines import equal_stages, line
+from tests.pipeline.lines import equal_stages, line, noisy
 
 NAMES = ("virginia", "frankfurt", "tokyo", "sydney")
 
@@ -135,38 +133,6 @@ def test_a_slower_stage_is_followed_too():
     loop = Loop(model_at).run(20)
     assert all(
         "a microbatch in frankfurt 60 -> 100 ms" in t for s, t in loop.changes.items() if s > 1
-    )
-
-
-def noisy(
-    costs: Costs, rng: Random, *, jitter_s: float, late_from: int = 0, late_s: float = 0.0
-) -> PipelineModel:
-    """A line whose every time varies by 20 %, and deliveries by `jitter_s` more.
-
-    Args:
-        late_from, late_s: From this microbatch on, what each takes longer, as where the link
-            changes in mid-step.
-    """
-    count = costs.num_microbatches
-
-    def varied(value_s: float) -> list[float]:
-        return [value_s * rng.uniform(0.8, 1.2) for _ in range(count)]
-
-    late = [late_s if index >= late_from else 0.0 for index in range(count)]
-    ways = [
-        Direction(
-            latency_s=latency_s,
-            transfer_s=transfer_s,
-            jitter_s=[rng.uniform(0.0, jitter_s) + each for each in late],
-        )
-        for latency_s, transfer_s in zip(costs.latency_s, costs.transfer_s, strict=True)
-    ]
-    return PipelineModel(
-        stages=[
-            StageTimes(forward_s=varied(f), backward_s=varied(b))
-            for f, b in zip(costs.forward_s, costs.backward_s, strict=True)
-        ],
-        boundaries=[Boundary(forward=way, backward=way) for way in ways],
     )
 
 
