@@ -26,7 +26,7 @@ def _taking(duration_s: float, work: Callable[[], torch.Tensor]) -> torch.Tensor
     if left_s > 0:
         time.sleep(left_s)
     while time.monotonic() < due:
-        time.sleep(0)  # releases the interpreter lock
+        pass  # even a sleep of no length takes 60 us, and no other thread of ours is in a hurry
     return result
 
 
