@@ -1,9 +1,10 @@
 """When the plan changes, and why: runs in the first region, at the end of each step.
 
 What the regions measured goes in, one step after the other; out come new windows, seldom. A
-change needs figures that moved by more than their own noise, in two steps running, and a gain.
-Only a link that became far slower is followed at once: each step then waits for it, while windows
-that are wider than they need to be cost no time.
+change needs figures that moved by more than their own noise, in several steps running, and a gain:
+in two where they moved far, in five where it may still be chance. Only a link that became far
+slower is followed at once: each step then waits for it, while windows that are wider than they need
+to be cost no time.
 """
 
 from collections.abc import Sequence
@@ -16,8 +17,11 @@ from geotrain.control.figures import Figures
 from geotrain.control.observed import Observed, Seen
 from geotrain.control.planner import Bound, Limits, Plan, Trial, choose_plan
 
-CONFIRM_STEPS = 2
-"""Steps running in which a figure must have moved the same way: one slow step is no change."""
+CONFIRM_STEPS = 5
+"""Steps running in which a figure must have moved the same way. The latest of 16 tensors tells the
+delivery's time, so that one step in ten differs by as much as counts for a move."""
+CONFIRM_FAR_STEPS = 2
+"""The same where it moved far: one slow step is no change."""
 COOL_DOWN_STEPS = 3
 """Between two changes, so that the second sees what the first did."""
 MOVED_SHARE = 0.2
@@ -25,8 +29,8 @@ MOVED_SHARE = 0.2
 MOVED_MICROBATCHES = 0.34
 """Of the slowest stage's time for one; a delivery that moved by less hardly moves a window."""
 FAR_SHARE = 0.5
-"""By how much more than planned the quickest tensors of a step must take to be followed at once;
-and by a microbatch at least. No bad luck delays all of them."""
+"""Of the lesser of what was planned on and what is seen, and a microbatch at least: a far move. A
+link whose quickest tensors are so much slower is followed at once: no bad luck delays all."""
 REVISIT_STEPS = 10
 """Where counts may change: after so many steps without a look, one is taken; what another count
 would save shows better once several steps have been averaged."""
@@ -66,9 +70,8 @@ class Controller:
         self._planned: Seen | None = None
         """What the plan in force rests on."""
         self._newest: Seen | None = None
-        self._moves: frozenset[str] = frozenset()
-        """What has moved, and which way, in each of the last `_moved_steps` steps."""
-        self._moved_steps = 0
+        self._moved = _Lasting(CONFIRM_STEPS)
+        self._moved_far = _Lasting(CONFIRM_FAR_STEPS)
         self._changed_step: int | None = None
         self._looked_step = 0
         self._most_samples = 1
@@ -112,7 +115,7 @@ class Controller:
         if not is_due and plan.num_microbatches == num_microbatches:
             return None
         before, self._planned = self._planned, seen
-        self._moves, self._moved_steps = frozenset(), 0
+        self._moved, self._moved_far = _Lasting(CONFIRM_STEPS), _Lasting(CONFIRM_FAR_STEPS)
         model = pipeline_model(seen.stages, seen.links)
         now_s = Trial(model, num_microbatches).step_s(_held_to(windows, figures))
         changes = _listed_changes(windows, num_microbatches, plan)
@@ -155,14 +158,28 @@ class Controller:
     def _is_due(self, step: int, newest: Seen) -> bool:
         since = step - self._changed_step if self._changed_step is not None else COOL_DOWN_STEPS
         if self._planned is None and self._changed_step is not None:
-            return since >= CONFIRM_STEPS  # another count was tried; it has to warm up, too
+            return since >= CONFIRM_FAR_STEPS  # another count was tried; it has to warm up, too
         if self._planned is None or self._observed.num_steps <= _SETTLING_STEPS:
             return True
-        moves = _moves(self._planned, newest)
+        moved = self._moved.is_confirmed(_moves(self._planned, newest))
+        moved_far = self._moved_far.is_confirmed(_moves(self._planned, newest, is_far=True))
+        return (moved or moved_far) and since >= COOL_DOWN_STEPS
+
+
+class _Lasting:
+    """What has moved, and which way, in several steps running."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._moves: frozenset[str] = frozenset()
+        self._running = 0
+
+    def is_confirmed(self, moves: frozenset[str]) -> bool:
+        """Take in the moves of one step; whether one of them has lasted long enough."""
         lasting = moves & self._moves
-        self._moved_steps = self._moved_steps + 1 if lasting else min(1, len(moves))
+        self._running = self._running + 1 if lasting else min(1, len(moves))
         self._moves = lasting or moves
-        return self._moved_steps >= CONFIRM_STEPS and since >= COOL_DOWN_STEPS
+        return self._running >= self._steps
 
 
 def _most(figures: Sequence[Figures]) -> list[int]:
@@ -204,18 +221,19 @@ def _is_far_slower(before: Seen, now: Seen) -> bool:
     )
 
 
-def _moves(before: Seen, now: Seen) -> frozenset[str]:
+def _moves(before: Seen, now: Seen, *, is_far: bool = False) -> frozenset[str]:
     """The figures that differ by more than their noise, each with the direction it went."""
-    found = []
-    for index, (old, new) in enumerate(zip(before.stages, now.stages, strict=True)):
-        if abs(new.both_s - old.both_s) > MOVED_SHARE * old.both_s:
-            found.append(f"stage {index} {'up' if new.both_s > old.both_s else 'down'}")
-    least_s = MOVED_MICROBATCHES * now.slowest_s
-    for index, (old_link, new_link) in enumerate(zip(before.links, now.links, strict=True)):
-        old_s, new_s = old_link.both_s, new_link.both_s
-        if abs(new_s - old_s) > max(MOVED_SHARE * old_s, least_s):
-            found.append(f"link {index} {'up' if new_s > old_s else 'down'}")
-    return frozenset(found)
+    share = FAR_SHARE if is_far else MOVED_SHARE
+    least_s = (1.0 if is_far else MOVED_MICROBATCHES) * now.slowest_s
+    stages = zip(before.stages, now.stages, strict=True)
+    links = zip(before.links, now.links, strict=True)
+    pairs = [(f"stage {i}", old.both_s, new.both_s, 0.0) for i, (old, new) in enumerate(stages)]
+    pairs += [(f"link {i}", old.both_s, new.both_s, least_s) for i, (old, new) in enumerate(links)]
+    return frozenset(
+        f"{name} {'up' if new_s > old_s else 'down'}"
+        for name, old_s, new_s, most_s in pairs
+        if abs(new_s - old_s) > max(share * min(old_s, new_s), most_s)
+    )
 
 
 def _what_moved(before: Seen | None, seen: Seen, names: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from geotrain.pipeline.simulate import Boundary, Direction, PipelineModel, Stage
 HIGH = 0.95
 """The quantile of the delivery times that windows are to cover: of twenty, one may come later."""
 _FEW = 6
-"""Fewer arrivals one after the other do not show how far apart they come."""
+"""Fewer tensors that queued do not show how far apart they come."""
 _LEAST_S = 1e-6
 """A time below this is as good as none."""
 
@@ -110,10 +110,9 @@ def direction_costs(
 ) -> DirectionCosts | None:
     """One direction's costs; None where no tensor has made the trip.
 
-    A tensor's own time on the link is taken from the quickest of them, or from how far apart they
-    arrived where all of them queued, as in a step that begins with many at once. What the others
-    waited for the ones ahead of them follows from that, and is not part of a delivery: no window,
-    however wide, makes a link faster.
+    A tensor's own time on the link is taken from the quickest of them; or from how far apart they
+    arrived, where most of them queued. What each waited for the ones ahead of it follows from that,
+    and is not part of a delivery: no window, however wide, makes a link faster.
 
     Args:
         trips: Of tensors and records, of one step or several.
@@ -123,8 +122,11 @@ def direction_costs(
     if not tensors:
         return None
     latency_s = rtt_s / 2
-    transfer_s = max(0.0, min(trip.way_s for trip in tensors) - rtt_s)
-    transfer_s = min([transfer_s, *_services_s(tensors, rtt_s=rtt_s)])
+    queued_s = _queued_s(tensors, rtt_s=rtt_s)
+    if len(queued_s) >= max(_FEW, len(tensors) / 2):
+        transfer_s = quantile(queued_s, 0.5)
+    else:
+        transfer_s = max(0.0, min(trip.way_s for trip in tensors) - rtt_s)
     jitter_s, step, free_s = [], None, 0.0
     for trip in tensors:
         if trip.step != step:
@@ -138,17 +140,15 @@ def direction_costs(
     )
 
 
-def _services_s(tensors: Sequence[Trip], *, rtt_s: float) -> list[float]:
-    """What the link took for a tensor once it was its turn, in the middle; empty for a few.
-
-    From when it could have arrived, or the one ahead of it did, to when it arrived.
-    """
+def _queued_s(tensors: Sequence[Trip], *, rtt_s: float) -> list[float]:
+    """How long after the one ahead of it each arrived that had come up behind it."""
     found = []
     for ahead, trip in itertools.pairwise(tensors):
-        if ahead.step == trip.step and ahead.microbatch + 1 == trip.microbatch:
-            soonest_s = max(ahead.sent_s + ahead.way_s, trip.sent_s + rtt_s)
-            found.append(max(0.0, trip.sent_s + trip.way_s - soonest_s))
-    return [quantile(found, 0.5)] if len(found) >= _FEW else []
+        in_a_row = ahead.step == trip.step and ahead.microbatch + 1 == trip.microbatch
+        cleared_s = ahead.sent_s + ahead.way_s - rtt_s
+        if in_a_row and cleared_s > trip.sent_s:
+            found.append(max(0.0, trip.sent_s + trip.way_s - rtt_s - cleared_s))
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -146,6 +146,25 @@ def test_noise_changes_nothing(num_stages, seed):
     assert sum(loop.step_s[5:]) / 995 <= ideal_step_s(costs) * 1.06
 
 
+def test_the_latest_of_sixteen_tensors_varies_and_changes_nothing():
+    """Jitter of the size of a microbatch: the delivery's time of a step is its latest tensor's."""
+    rng = Random(3)
+    costs = replace(
+        equal_stages(2, one_way_s=0.05, num_microbatches=16),
+        forward_s=[0.011] * 2,
+        backward_s=[0.022] * 2,
+    )
+
+    def model_at(_: int) -> PipelineModel:
+        (boundary,) = noisy(costs, rng, jitter_s=0.0).boundaries
+        late = [[abs(rng.gauss(0.0, 0.02)) for _ in range(16)] for _ in range(2)]
+        there, back = (replace(boundary.forward, jitter_s=each) for each in late)
+        return replace(line(costs), boundaries=[Boundary(forward=there, backward=back)])
+
+    loop = Loop(model_at, count=16).run(1000)
+    assert len(loop.changes) <= 2, loop.changes
+
+
 LONG, SHORT = link(0.15), link(0.01)
 
 

@@ -63,6 +63,18 @@ def test_a_link_that_was_flooded_at_first_is_not_taken_for_a_slow_one():
     assert costs.delivery_s == pytest.approx(0.05 + 0.008 + 0.442)
 
 
+def test_a_busy_link_is_as_slow_as_it_is_when_busy():
+    """The first goes at once; behind it each takes longer than it would alone."""
+    arrived_s = [0.05 + 0.084 + 0.095 * m for m in range(32)]
+    trips = [
+        Trip(step=1, microbatch=m, sent_s=0.06 * m, way_s=arrived_s[m] - 0.06 * m + 0.05)
+        for m in range(32)
+    ]
+    costs = direction_costs(trips, rtt_s=0.1)
+    assert costs.transfer_s == pytest.approx(0.095)
+    assert costs.delivery_s == pytest.approx(0.05 + 0.095)
+
+
 def test_jitter_is_told_apart_and_a_high_quantile_of_it_counts():
     rng = Random(3)
     late = [rng.choice([0.0, 0.0, 0.0, 0.04]) for _ in range(200)]
