@@ -155,6 +155,16 @@ def test_the_largest_microbatch_of_a_size_counts_and_sizes_are_told_apart():
     assert many[1] == many[3] == 2
 
 
+@pytest.mark.parametrize(("count", "room"), [(32, 4), (64, 8), (4, 1)])
+def test_a_limit_in_samples_is_told_in_microbatches_of_the_steps_size(count, room):
+    around = context()
+    around.place.in_flight_samples = 8
+    following = Following(around, SimpleNamespace(meter=None))
+    following._meter = FakeMeter(1)
+    figures = following.figures(account("0F0", "0B0"), opening(1, (2, 1), count=count))
+    assert figures.memory_limit == room  # of 64 samples
+
+
 SPARE = 10_000_000
 
 
