@@ -80,6 +80,11 @@ class Membership:
         """Why the daemon asks this run to stop in order, if it does."""
         return self.attachment.stop_reason
 
+    @property
+    def view(self) -> int:
+        """The name of the view, once `assemble` has opened it."""
+        return view_id(list(self._view.values()))
+
     # ---- becoming a run
 
     def assemble(self, info: SegmentInfo) -> None:
@@ -189,7 +194,7 @@ class Membership:
         rings = {
             stream: board[neighbour].rings[stream] for stream, neighbour in self._out_streams()
         }
-        self.attachment.open_view(view_id(list(self._view.values())), rings)
+        self.attachment.open_view(self.view, rings)
 
     # ---- watching
 

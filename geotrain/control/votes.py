@@ -32,8 +32,8 @@ class Vote:
     """Learning rate of each of its optimizers' parameter groups."""
     stop: str = ""
     """Reason for which this region asks all to stop after this step; empty: go on."""
-    numbers: tuple[int, ...] = ()
-    """Sets of integers that a conversation other than a step exchanges (steps on disk)."""
+    saves: tuple[tuple[int, int], ...] = ()
+    """(step, attempt) of each whole checkpoint it has on disk, where resuming is what is voted."""
     figures: Figures | None = None
     """What the region measured, where the plan follows that."""
 
@@ -49,7 +49,7 @@ class Vote:
             "wire_bytes": self.wire_bytes,
             "lrs": list(self.lrs),
             "stop": self.stop,
-            "numbers": list(self.numbers),
+            "saves": [list(saved) for saved in self.saves],
             "figures": self.figures.to_record() if self.figures is not None else None,
         }
 
@@ -68,7 +68,7 @@ class Vote:
                 wire_bytes=int(record["wire_bytes"]),
                 lrs=tuple(float(lr) for lr in record["lrs"]),
                 stop=str(record["stop"]),
-                numbers=tuple(int(number) for number in record["numbers"]),
+                saves=tuple((int(step), int(attempt)) for step, attempt in record["saves"]),
                 figures=Figures.from_record(figures) if figures is not None else None,
             )
         except (KeyError, TypeError) as exc:

@@ -1,6 +1,7 @@
 """What every part of a pipeline shares: its place in the line, waiting, and errors with a place."""
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,11 @@ class Daemon(Protocol):
     @property
     def stop_reason(self) -> str | None:
         """Why the daemon asks this run to stop in order, if it does."""
+        ...
+
+    @property
+    def view(self) -> int:
+        """The same number in all regions, and never again in another run of them."""
         ...
 
     def post_action(self, text: str) -> None:
@@ -205,6 +211,11 @@ class Context:
             self._daemon.post_error(error)
 
     # ---- figures
+
+    @property
+    def view(self) -> int:
+        """Names this run among all that the regions start; a random number for one region."""
+        return self._daemon.view if self._daemon is not None else secrets.randbits(63)
 
     def stop_requested(self) -> str:
         """Why the daemon asks to stop, or nothing."""

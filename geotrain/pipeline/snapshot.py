@@ -1,6 +1,7 @@
 """A region's whole state, to disk and back: what makes the next step the same bit for bit."""
 
 import logging
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from geotrain.state.packing import pack_object, unpack_object
 logger = logging.getLogger(__name__)
 
 _MAX_OFFERED_STEPS = 1000
+_ATTEMPT_BITS = 63
 
 
 class Snapshot:
@@ -45,6 +47,7 @@ class Snapshot:
         self._saved: dict[Path, set[int]] = {}
         """By folder: the steps that this run has written."""
         self._resumed: dict[Path, int] = {}
+        self._attempt = context.view
 
     @property
     def _stateful(self) -> dict[str, Any]:
@@ -84,6 +87,7 @@ class Snapshot:
             folder,
             region=self._context.place.name,
             step=self._position.step,
+            attempt=self._attempt,
             tensors=tensors,
             extra=extra,
         )
@@ -106,22 +110,25 @@ class Snapshot:
         place = self._context.place
         self._context.set_action(f"resuming from {folder}")
         fingerprint = self._context.parts.info.fingerprint
-        record = {"call": "resume", "number": 0, "fingerprint": fingerprint}
+        attempt = secrets.randbits(_ATTEMPT_BITS)
+        record = {"call": "resume", "number": 0, "fingerprint": fingerprint, "attempt": attempt}
         announced = self._line.begin(record if place.is_first else None)
         check_announced(self._context, announced, call="resume", number=0)
-        own = checkpoint.complete_steps(folder, place.name)[-_MAX_OFFERED_STEPS:]
-        votes = self._line.exchange(Vote(region=place.index, finite=True, numbers=tuple(own)))
+        own = checkpoint.complete_saves(folder, place.name)[-_MAX_OFFERED_STEPS:]
+        votes = self._line.exchange(Vote(region=place.index, finite=True, saves=tuple(own)))
         votes.sort(key=lambda vote: vote.region)
-        step: int | None = checkpoint.newest_common([vote.numbers for vote in votes])
+        common = checkpoint.newest_common([vote.saves for vote in votes])
         newest = {
-            name: max(vote.numbers, default=0)
+            name: max((step for step, _ in vote.saves), default=0)
             for name, vote in zip(place.region_names, votes, strict=True)
         }
-        if step is None:
+        self._attempt = int(announced["attempt"])
+        if common is None:
             if any(newest.values()):
                 logger.warning("no step is complete in all regions (newest: %s)", newest)
             logger.info("starting from step 0: no common checkpoint in %s", folder)
             return 0
+        step: int = common[0]
         if len(set(newest.values())) > 1:
             logger.warning("regions' newest steps differ (%s): resuming from %d", newest, step)
         self._restore(folder, step, loader)

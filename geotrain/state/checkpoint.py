@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,6 +55,7 @@ def save_state(
     *,
     region: str,
     step: int,
+    attempt: int = 0,
     tensors: Mapping[str, Tensor],
     extra: Mapping[str, Any],
 ) -> Path:
@@ -65,6 +66,7 @@ def save_state(
 
     Args:
         root: Made where absent.
+        attempt: See `Saved`.
         tensors: Flat, by name ("model/layers.3.weight"), on any device.
         extra: For json.dump, with string keys only; `pack_object` makes such values.
 
@@ -90,7 +92,13 @@ def save_state(
             with _dcp_in_one_process():
                 save(dict(tensors), storage_writer=FileSystemWriter(writing), no_dist=True)
             write_json(writing / EXTRA_NAME, extra)
-            write_manifest(writing, region=region, step=step, geotrain_version=version("geotrain"))
+            write_manifest(
+                writing,
+                region=region,
+                step=step,
+                attempt=attempt,
+                geotrain_version=version("geotrain"),
+            )
         except BaseException:
             shutil.rmtree(writing, ignore_errors=True)
             raise
@@ -102,36 +110,53 @@ def save_state(
         ) from exc
 
 
-def complete_steps(root: Path, region: str) -> list[int]:
-    """The steps of which this region has a whole checkpoint under `root`, ascending.
+class Saved(NamedTuple):
+    """A whole checkpoint of one region.
+
+    `attempt` is the same number in all regions from one resume to the next. A step that one
+    attempt saved in one region, and a later one, which went back and took another way, in another
+    region, are no checkpoint of any run.
+    """
+
+    step: int
+    attempt: int
+
+
+def complete_saves(root: Path, region: str) -> list[Saved]:
+    """Of each step of which this region has a whole checkpoint under `root`, ascending.
 
     Sizes are compared, hashes only by `load_state`. A damaged one is left out and logged.
     """
     complete = []
-    for step, problem in _surveyed(root, region):
-        if problem is None:
-            complete.append(step)
+    for step, found in _surveyed(root, region):
+        if isinstance(found, CheckpointError):
+            logger.warning("! checkpoint of step %d is left out: %s", step, found)
         else:
-            logger.warning("! checkpoint of step %d is left out: %s", step, problem)
+            complete.append(Saved(step, found))
     return complete
 
 
-def _surveyed(root: Path, region: str) -> Iterator[tuple[int, CheckpointError | None]]:
-    """Each step of which this region has something, and what is wrong with it."""
+def complete_steps(root: Path, region: str) -> list[int]:
+    """The steps of `complete_saves`."""
+    return [saved.step for saved in complete_saves(root, region)]
+
+
+def _surveyed(root: Path, region: str) -> Iterator[tuple[int, int | CheckpointError]]:
+    """Each step of which this region has something: whose attempt, or what is wrong with it."""
     for step in steps_in(root):
         folder = existing_folder(root, step, region)
         if folder is None:
             continue
         try:
-            check_manifest(folder, region=region, step=step, hashes=False)
+            attempt = check_manifest(folder, region=region, step=step, hashes=False)
         except CheckpointError as exc:
             yield step, exc
         else:
-            yield step, None
+            yield step, attempt
 
 
-def newest_common(sets: Sequence[Collection[int]]) -> int | None:
-    """The newest step that every region holds, or None. Pure."""
+def newest_common(sets: Sequence[Collection[tuple[int, int]]]) -> tuple[int, int] | None:
+    """The newest (step, attempt) that every region holds, or None. Pure."""
     if not sets:
         return None
     return max(set(sets[0]).intersection(*sets[1:]), default=None)
@@ -164,7 +189,7 @@ def prune(
     A kill leaves each either whole or gone for a reader. A file that cannot be removed is no reason
     to end a run: it is logged, and tried again after the next save.
     """
-    complete = [step for step, problem in _surveyed(root, region) if problem is None]
+    complete = [step for step, found in _surveyed(root, region) if isinstance(found, int)]
     steps = superseded(complete, saved=saved, resumed=resumed, keep=keep)
     try:
         for step in steps:

@@ -85,7 +85,9 @@ def read_json(path: Path) -> Any:
         raise CheckpointError(f"{path} cannot be read ({exc}); resume from another step") from exc
 
 
-def write_manifest(folder: Path, *, region: str, step: int, geotrain_version: str) -> None:
+def write_manifest(
+    folder: Path, *, region: str, step: int, attempt: int, geotrain_version: str
+) -> None:
     """Seal a folder: list and hash what is in it, and flush the list and the folder."""
     files = {
         path.name: {"bytes": path.stat().st_size, "xxh3_128": _hash_of(path)}
@@ -95,6 +97,7 @@ def write_manifest(folder: Path, *, region: str, step: int, geotrain_version: st
         "format": FORMAT,
         "region": region,
         "step": step,
+        "attempt": attempt,
         "geotrain": geotrain_version,
         "layout": "torch.distributed.checkpoint, one writer",
         "files": files,
@@ -103,11 +106,14 @@ def write_manifest(folder: Path, *, region: str, step: int, geotrain_version: st
     sync_folder(folder)
 
 
-def check_manifest(folder: Path, *, region: str, step: int, hashes: bool) -> None:
+def check_manifest(folder: Path, *, region: str, step: int, hashes: bool) -> int:
     """Make sure that a folder is whole and is what it is taken for.
 
     Args:
         hashes: Also read every file and compare its hash; else its size only.
+
+    Returns:
+        The attempt that wrote it; 0 where its list names none.
 
     Raises:
         CheckpointError: It is not, with the file and the remedy.
@@ -133,6 +139,10 @@ def check_manifest(folder: Path, *, region: str, step: int, hashes: bool) -> Non
         )
     for name, entry in meta["files"].items():
         _check_file(folder / name, entry, hashes=hashes)
+    attempt = meta.get("attempt", 0)
+    if not isinstance(attempt, int):
+        raise CheckpointError(f"{path}: attempt {attempt!r} is no number; resume from another step")
+    return attempt
 
 
 def sync_folder(folder: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_lab_whose_script_is_wrong_does_not_stay(tmp_path, capsys):
         (["up", NAME, "--route", "a:b"], "--route must be FROM:TO:PORT"),
         (["status", "--", "true"], "takes a command"),
     ],
-    ids=str,
+    ids=lambda value: " ".join(value).replace(NAME, "NAME") if isinstance(value, list) else "",
 )
 def test_what_cannot_be_ends_with_status_2_and_a_reason(argv, message, capsys):
     assert lab(*argv) == 2

@@ -188,8 +188,9 @@ def test_signals_reach_the_command_which_ends_in_its_own_way(start, number):
 def test_a_second_signal_kills_a_command_that_ignores_the_first(start):
     driver = start(
         *python("""
-            import signal
-            signal.signal(signal.SIGINT, lambda *_: print("command: no", flush=True))
+            import os, signal
+            # Not print: the signal may come while the line below is being written.
+            signal.signal(signal.SIGINT, lambda *_: os.write(1, b"command: no\\n"))
             print("command: ready", flush=True)
             while True:
                 signal.pause()

@@ -14,6 +14,7 @@ from geotrain.errors import ConfigError, GeotrainError
 from geotrain.state import checkpoint
 from geotrain.state.checkpoint import (
     check_names,
+    complete_saves,
     complete_steps,
     load_state,
     newest_common,
@@ -272,15 +273,29 @@ def test_errors_are_geotrain_errors():
     ("sets", "newest"),
     [
         ([], None),
-        ([[1, 2, 3]], 3),
-        ([[1, 2, 3], [2, 1]], 2),
-        ([[500], [1000]], None),
-        ([[1, 2], []], None),
-        ([(0,), {0, 5}, range(3)], 0),
+        ([[(1, 7), (2, 7), (3, 7)]], (3, 7)),
+        ([[(1, 7), (2, 7), (3, 7)], [(2, 7), (1, 7)]], (2, 7)),
+        ([[(500, 7)], [(1000, 7)]], None),
+        ([[(1, 7), (2, 7)], []], None),
+        ([((0, 7),), {(0, 7), (5, 7)}], (0, 7)),
+        # Step 3 was saved by one attempt here, and there by one that went back to step 2.
+        ([[(2, 7), (3, 7)], [(2, 7), (3, 8)]], (2, 7)),
+        ([[(2, 7), (3, 0)], [(2, 7), (3, 0)]], (3, 0)),
     ],
 )
-def test_the_newest_common_step_is_the_largest_that_all_hold(sets, newest):
+def test_the_newest_common_step_is_the_largest_that_all_hold_of_one_attempt(sets, newest):
     assert newest_common(sets) == newest
+
+
+def test_a_checkpoint_says_which_attempt_wrote_it(tmp_path):
+    save_state(tmp_path, region="a", step=1, attempt=2**63 - 1, tensors={}, extra={})
+    save_state(tmp_path, region="a", step=2, tensors={}, extra={})
+    assert complete_saves(tmp_path, "a") == [(1, 2**63 - 1), (2, 0)]
+    save_state(tmp_path, region="a", step=2, attempt=5, tensors={}, extra={})
+    assert complete_saves(tmp_path, "a")[1] == (2, 5)
+    meta = tmp_path / "step-00000002" / "a" / "meta.json"
+    meta.write_text(meta.read_text().replace('"attempt": 5', '"attempt": "five"'))
+    assert complete_saves(tmp_path, "a") == [(1, 2**63 - 1)]
 
 
 @pytest.mark.parametrize(

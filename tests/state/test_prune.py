@@ -60,11 +60,12 @@ def test_the_newest_of_this_run_are_kept(complete, saved, resumed, keep, gone):
     ),
 )
 def test_whenever_regions_are_killed_they_resume_from_the_last_save_of_all(regions, keep, lives):
-    held: list[set[int]] = [set() for _ in range(regions)]
+    held: list[dict[int, int]] = [{} for _ in range(regions)]  # attempt by step
     common = None
-    for gaps, rng in lives:
-        resumed = newest_common(held)
-        assert resumed == common
+    for attempt, (gaps, rng) in enumerate(lives):
+        found = newest_common([list(own.items()) for own in held])
+        assert found == common
+        resumed = found[0] if found else None
         step, saved = resumed or 0, [set() for _ in held]
         for number, gap in enumerate(gaps, 1):
             step += gap
@@ -73,14 +74,15 @@ def test_whenever_regions_are_killed_they_resume_from_the_last_save_of_all(regio
             reached = [rng.choice(("none", "saved", "pruned")) for _ in held] if is_last else []
             for index, state in enumerate(reached or ["pruned"] * regions):
                 if state != "none":
-                    held[index].add(step)
+                    held[index][step] = attempt
                     saved[index].add(step)
                 if state == "pruned":
-                    held[index] -= set(
-                        superseded(held[index], saved=saved[index], resumed=resumed, keep=keep)
-                    )
-            if all(step in own for own in held):
-                common = step
+                    for old in superseded(
+                        held[index], saved=saved[index], resumed=resumed, keep=keep
+                    ):
+                        del held[index][old]
+            if all(own.get(step) == attempt for own in held):
+                common = (step, attempt)
             if is_last:
                 break
 

@@ -35,6 +35,7 @@ _STALL_LIMIT_S = 120.0
 _EXCHANGE_LIMIT_S = 30.0
 _LOOK_INTERVAL_S = 0.25
 _FILL_BYTES = 1 << 20
+_DONE = "measured"
 
 
 class EndFailedError(GeotrainError):
@@ -106,7 +107,7 @@ class End:
                 if self._leads:
                     tasks.append(group.create_task(self._ping()))
                 figures = await self._measure(connect_limit_s)
-                await self._link.close("measured")
+                await self._link.close(_DONE)
                 for task in tasks:
                     task.cancel()
             return figures
@@ -145,7 +146,10 @@ class End:
     async def _exchange(self, mine: dict[str, Any]) -> dict[str, dict[str, Any]]:
         number = self._send_control("figures", json.dumps(mine).encode())
         await self._until(
-            lambda: self._theirs is not None and self._num_acked[self._control_out] > number,
+            lambda: (
+                self._theirs is not None
+                and (self._num_acked[self._control_out] > number or self._was_closed())
+            ),
             # Behind what the other end has still under way.
             limit_s=_EXCHANGE_LIMIT_S + _STALL_LIMIT_S,
             what="no figures from the other end",
@@ -159,6 +163,10 @@ class End:
                 what="no end of the link",
             )
         return {self._plan.region: mine, self._plan.peer: self._theirs}
+
+    def _was_closed(self) -> bool:
+        """The other end had all it wanted; the acknowledgement may have gone with its lane."""
+        return str(self._link.stats()["reason"]).endswith(_DONE)
 
     def _begin(self) -> None:
         self._counts.begin(now=time.monotonic())

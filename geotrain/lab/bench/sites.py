@@ -3,10 +3,8 @@
 import asyncio
 import json
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any, Protocol
 
 from geotrain.errors import GeotrainError
 from geotrain.lab.bench.options import SEED
+from geotrain.lab.folder import temporary_folder
 from geotrain.lab.processes import Child, cancel_on_signals, start_child
 from geotrain.lab.settings import LinkSettings
 from geotrain.lab.wan import Kind, Wan, open_wan
@@ -106,15 +105,12 @@ async def in_lab(
     options: LabOptions, measure: Callable[[Sites], Awaitable[dict[str, Any]]]
 ) -> dict[str, Any]:
     """Measure in a lab and a folder of its own, of which nothing is left afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="geotrain-bench-"))
-    try:
+    with temporary_folder("geotrain-bench-", options.names) as folder:
         sites = await Sites.open(options, folder)
         try:
             return await measure(sites)
         finally:
             await sites.close()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 async def next_line(child: Child, others: Sequence[Child], *, limit_s: float) -> Mapping[str, Any]:

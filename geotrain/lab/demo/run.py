@@ -11,11 +11,9 @@ import errno
 import itertools
 import json
 import os
-import shutil
 import signal
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +21,7 @@ from typing import Any
 
 from rich.console import Console
 
+from geotrain.errors import ConfigError
 from geotrain.lab.demo.comparison import compare
 from geotrain.lab.demo.feed import Feed
 from geotrain.lab.demo.launch import LISTEN_PORT, START_LIMIT_S, DemoFailedError, Launcher
@@ -30,6 +29,7 @@ from geotrain.lab.demo.options import SEED, Options, parse
 from geotrain.lab.demo.report import Report, rtt_of_links
 from geotrain.lab.demo.screen import LiveScreen, can_show
 from geotrain.lab.demo.state import RunState, StepLine
+from geotrain.lab.folder import temporary_folder
 from geotrain.lab.processes import Child, cancel_on_signals
 from geotrain.lab.script import parse_script, read_script
 from geotrain.lab.wan import Route, Wan, open_wan
@@ -63,10 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def _main(options: Options, started_at: float) -> int:
     received: list[signal.Signals] = []
     cancel_on_signals(received)
-    folder = Path(tempfile.mkdtemp(prefix="geotrain-demo-"))
     try:
-        return await Demo(options, folder=folder, started_at=started_at).run()
-    except DemoFailedError as error:
+        with temporary_folder("geotrain-demo-", options.names) as folder:
+            return await Demo(options, folder=folder, started_at=started_at).run()
+    except (DemoFailedError, ConfigError) as error:
         print(f"geotrain demo: {error}", file=sys.stderr)
         return 1
     except asyncio.CancelledError:
@@ -74,8 +74,6 @@ async def _main(options: Options, started_at: float) -> int:
             raise
         print(f"geotrain demo: stopped by {received[0].name}", file=sys.stderr)
         return 128 + received[0]
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Demo:
