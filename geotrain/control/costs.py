@@ -9,8 +9,13 @@ from geotrain.pipeline.simulate import Boundary, Direction, PipelineModel, Stage
 
 HIGH = 0.95
 """The quantile of the delivery times that windows are to cover: of twenty, one may come later."""
-_FEW = 6
+_FEW = 4
 """Fewer tensors that queued do not show how far apart they come."""
+_APART = 1.5
+"""By how much the times between two sendings and between their arrivals must differ to show that
+the link queued them."""
+_FULL = 0.9
+"""Of the time between two arrivals: where the link took so much for each, it was never idle."""
 _LEAST_S = 1e-6
 """A time below this is as good as none."""
 
@@ -111,8 +116,10 @@ def direction_costs(
     """One direction's costs; None where no tensor has made the trip.
 
     A tensor's own time on the link is taken from the quickest of them; or from how far apart they
-    arrived, where most of them queued. What each waited for the ones ahead of it follows from that,
-    and is not part of a delivery: no window, however wide, makes a link faster.
+    arrived, where they show that they queued. What each waited for the ones ahead of it follows
+    from that, and is not part of a delivery: no window, however wide, makes a link faster. For the
+    same reason a busy link's jitter is what each tensor took longer than the one ahead of it, and
+    not how long the queue has become.
 
     Args:
         trips: Of tensors and records, of one step or several.
@@ -121,34 +128,65 @@ def direction_costs(
     tensors = sorted(trip for trip in trips if trip.microbatch != RECORD)
     if not tensors:
         return None
-    latency_s = rtt_s / 2
-    queued_s = _queued_s(tensors, rtt_s=rtt_s)
-    if len(queued_s) >= max(_FEW, len(tensors) / 2):
-        transfer_s = quantile(queued_s, 0.5)
-    else:
+    queue = _Queue.of(tensors, rtt_s=rtt_s)
+    transfer_s = queue.service_s
+    if transfer_s is None:
         transfer_s = max(0.0, min(trip.way_s for trip in tensors) - rtt_s)
-    jitter_s, step, free_s = [], None, 0.0
+    late_s = queue.later_s if queue.is_full else _beyond_queueing_s(tensors, transfer_s, rtt_s)
+    return DirectionCosts(
+        latency_s=rtt_s / 2,
+        transfer_s=transfer_s,
+        jitter_s=tuple(max(0.0, each) for each in late_s),
+        slots=slots,
+    )
+
+
+def _beyond_queueing_s(tensors: Sequence[Trip], transfer_s: float, rtt_s: float) -> list[float]:
+    """What each took besides latency, its own time, and that of those still ahead of it."""
+    found, step, free_s = [], None, 0.0
     for trip in tensors:
         if trip.step != step:
             step, free_s = trip.step, trip.sent_s
         begin_s = max(trip.sent_s, free_s)
         free_s = begin_s + transfer_s
         waited_s = begin_s - trip.sent_s
-        jitter_s.append(max(0.0, trip.way_s - rtt_s - transfer_s - waited_s))
-    return DirectionCosts(
-        latency_s=latency_s, transfer_s=transfer_s, jitter_s=tuple(jitter_s), slots=slots
-    )
-
-
-def _queued_s(tensors: Sequence[Trip], *, rtt_s: float) -> list[float]:
-    """How long after the one ahead of it each arrived that had come up behind it."""
-    found = []
-    for ahead, trip in itertools.pairwise(tensors):
-        in_a_row = ahead.step == trip.step and ahead.microbatch + 1 == trip.microbatch
-        cleared_s = ahead.sent_s + ahead.way_s - rtt_s
-        if in_a_row and cleared_s > trip.sent_s:
-            found.append(max(0.0, trip.sent_s + trip.way_s - rtt_s - cleared_s))
+        found.append(trip.way_s - rtt_s - transfer_s - waited_s)
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Queue:
+    """What arrivals one behind the other say of a link."""
+
+    service_s: float | None
+    """What the link took for each whose turn had come; None where that does not show."""
+    is_full: bool
+    """Whether most arrived as fast as the link could bring them."""
+    later_s: Sequence[float]
+    """What each took longer than that, once the one ahead of it had arrived."""
+
+    @classmethod
+    def of(cls, tensors: Sequence[Trip], *, rtt_s: float) -> "_Queue":
+        gaps_s, served_s, alone_s = [], [], []
+        for ahead, trip in itertools.pairwise(tensors):
+            if ahead.step != trip.step or ahead.microbatch + 1 != trip.microbatch:
+                continue
+            arrived_s, ahead_s = trip.sent_s + trip.way_s, ahead.sent_s + ahead.way_s
+            gap_s, sent_gap_s = arrived_s - ahead_s, trip.sent_s - ahead.sent_s
+            gaps_s.append(gap_s)
+            alone_s.append(arrived_s - max(ahead_s, trip.sent_s + rtt_s))
+            # Had they been sent as far apart, this could as well be a delay that all share.
+            is_apart = max(gap_s, sent_gap_s) > _APART * min(gap_s, sent_gap_s)
+            if is_apart and ahead_s - rtt_s > trip.sent_s:
+                served_s.append(max(0.0, gap_s))
+        if len(served_s) < _FEW:
+            return cls(service_s=None, is_full=False, later_s=())
+        service_s = quantile(served_s, 0.5)
+        return cls(
+            service_s=service_s,
+            is_full=service_s >= _FULL * quantile(gaps_s, 0.5),
+            later_s=[each - service_s for each in alone_s],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

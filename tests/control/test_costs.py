@@ -59,8 +59,29 @@ def test_a_link_that_was_flooded_at_first_is_not_taken_for_a_slow_one():
     ]
     costs = direction_costs(trips, rtt_s=0.1)
     assert costs.transfer_s == pytest.approx(0.008)
-    # What the first ones left behind is late, not slow: a window may hide it.
-    assert costs.delivery_s == pytest.approx(0.05 + 0.008 + 0.442)
+    assert costs.delivery_s == pytest.approx(0.05 + 0.008, abs=1e-6)
+
+
+def test_a_delay_that_all_share_is_no_queue():
+    """Two workers that take 100 ms for each, at both ends: sent every 60 ms, they arrive so too."""
+    rng = Random(1)
+    trips = [
+        Trip(step=1, microbatch=m, sent_s=0.06 * m, way_s=0.1 + 0.1 + rng.uniform(0.0, 0.012))
+        for m in range(32)
+    ]
+    assert direction_costs(trips, rtt_s=0.1).delivery_s >= 0.05 + 0.1 - 1e-9
+
+
+def test_the_queue_of_a_busy_link_is_no_lateness_however_long_it_has_become():
+    """What each takes drifts from 84 to 115 ms; the last has waited seconds, 31 ms are late."""
+    arrived_s, trips = 0.05, []
+    for m in range(32):
+        arrived_s += 0.084 + 0.001 * m
+        sent_s = 0.02 * m
+        trips.append(Trip(step=1, microbatch=m, sent_s=sent_s, way_s=arrived_s - sent_s + 0.05))
+    costs = direction_costs(trips, rtt_s=0.1)
+    assert costs.transfer_s == pytest.approx(0.1, abs=0.001)
+    assert costs.delivery_s == pytest.approx(0.05 + 0.114, abs=0.002)
 
 
 def test_a_busy_link_is_as_slow_as_it_is_when_busy():
