@@ -1,10 +1,10 @@
 """`plan.window = "auto"` against the best of 12 fixed windows, on 10 links.
 
-    python tests/benchmarks/auto_windows.py                about 10 minutes
-    python tests/benchmarks/auto_windows.py --links 0,4    two of them, about 2
+    python tests/benchmarks/auto_windows.py                about 14 minutes
+    python tests/benchmarks/auto_windows.py --links 0,4    two of them, about 3
 
 Two stages of 10 and 20 ms, 16 microbatches of 256 KiB. The fixed windows of a link are steps of one
-run that repeats a file of plans; each has its turn twice, so that a busy moment does not decide.
+run that repeats a file of plans; each has two turns, so that a busy moment does not decide.
 Needs a quiet machine; root and Linux for network namespaces, else it is over relays.
 """
 
@@ -30,7 +30,6 @@ LINKS = (
 """Round trip in ms, rate in Mbit/s."""
 NUM_MICROBATCHES = 16
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
-TURNS = 2
 STEPS_A_TURN = 4
 """The first of each still has the last setting's tensors under way, and is not counted."""
 AUTO_STEPS = 14
@@ -66,13 +65,13 @@ def bench(rtt_ms: float, mbit: float, *options: str) -> Result:
     return run([*command, "--rtt-ms", f"{rtt_ms:g}", "--mbit", f"{mbit:g}", *options])
 
 
-def compare(rtt_ms: float, mbit: float) -> str:
+def compare(rtt_ms: float, mbit: float, *, turns: int) -> str:
     """One row of markdown."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "plans.jsonl"
-        entries = plans(WIDTHS, turns=TURNS, steps=STEPS_A_TURN)
+        entries = plans(WIDTHS, turns=turns, steps=STEPS_A_TURN)
         file.write_text("".join(entry.to_line() for entry in entries), encoding="utf-8")
-        steps = 1 + len(WIDTHS) * TURNS * STEPS_A_TURN
+        steps = 1 + len(WIDTHS) * turns * STEPS_A_TURN
         fixed = bench(rtt_ms, mbit, "--replay", str(file), "--steps", str(steps))
     auto = bench(rtt_ms, mbit, "--window", "auto", "--steps", str(AUTO_STEPS))
     for result in (fixed, auto):
@@ -97,12 +96,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     every = ",".join(str(number) for number in range(len(LINKS)))
     parser.add_argument("--links", default=every, help=f"which of the {len(LINKS)} (default all)")
+    parser.add_argument("--turns", type=int, default=2, help="of each fixed window (default 2)")
     parser.add_argument("--results", type=Path, help="append each row to this file as well")
     given = parser.parse_args()
     columns = ("link", "ideal", "window 2", "best fixed (window)", "auto (window)", "auto / best")
     print(f"| {' | '.join((*columns, 'load'))} |\n|{'---|' * 7}", flush=True)
     for number in given.links.split(","):
-        row = compare(*LINKS[int(number)])
+        row = compare(*LINKS[int(number)], turns=given.turns)
         print(row, flush=True)
         if given.results is not None:
             with given.results.open("a", encoding="utf-8") as file:
