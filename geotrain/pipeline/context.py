@@ -16,11 +16,12 @@ from geotrain.pipeline.edge import Edge
 from geotrain.pipeline.result import StepResult
 from geotrain.pipeline.segment import SegmentInfo
 from geotrain.pipeline.stage import LossSpec
+from geotrain.pipeline.window import FIRST_MICROBATCHES
 
 logger = logging.getLogger(__name__)
 
-FIRST_MICROBATCHES = 8
-"""With "auto", until the regions know better: keeps two to four of them busy."""
+_LOOK_S = 1.0
+"""After this long a wait looks around, whether or not something came."""
 _DAEMON_FIRST_S = 5.0
 """A link that stays down is the daemon's to name, after the same wait; this leaves it the word."""
 
@@ -71,16 +72,23 @@ class Place:
 
     index: int
     region_names: Sequence[str]
+    num_layers: Sequence[int]
+    """Of each region."""
     seed: int
     global_batch: int | None
     num_microbatches: int | Literal["auto"]
     window: str | int | Sequence[int]
     in_flight_limit: int | None
+    """Of this site: the most microbatches in flight, whatever the plan says."""
+    in_flight_samples: int | None
+    """The same in samples."""
     replay: Path | None
     """Whose plans to repeat; what the first region has counts."""
     plan_log: Path | None
     """Where the first region notes the plans."""
     default_steps: int | None
+    arena_bytes: int
+    """Shared with the daemon; 0 without one."""
     wait_s: float
     device: torch.device
 
@@ -121,9 +129,12 @@ class Context:
         self._daemon = daemon
         self._place: tuple[str | None, int | None] = (None, None)
         self._posted = ""
+        self._stalled_s = 0.0
         self.step: int | None = None
         """The step that the regions are at, from 1; None before the first."""
-        self.window = "classic" if place.window == "auto" else place.window
+        # Before anything is known of the links: with wide windows a step is as quick as with any
+        # (simulated lines: within 1 % of the best), and `Following.room` bounds their memory.
+        self.window = "wide" if place.window == "auto" else place.window
         """What the next batch is announced with; in the first region only."""
         auto = place.num_microbatches == "auto"
         self.num_microbatches = FIRST_MICROBATCHES if auto else int(place.num_microbatches)
@@ -164,12 +175,16 @@ class Context:
         """
         assert self._daemon is not None, "one region never waits"
         self._post(f"waiting for {what}")
+        began = time.monotonic()
         self._daemon.wait(
             lambda: any(edge.has_news() for edge in self.edges),
-            timeout_s=1.0,
+            timeout_s=_LOOK_S,
             needs=[edge.name for edge in needs],
         )
-        waited_s = time.monotonic() - since
+        now = time.monotonic()
+        # A wait that outlasts its own limit: the process was stopped, or got no processor.
+        self._stalled_s = max(self._stalled_s, now - began - _LOOK_S)
+        waited_s = now - since
         if waited_s > self.place.wait_s + _DAEMON_FIRST_S:
             why = self._daemon.explain([edge.name for edge in needs])
             raise self.error(
@@ -177,6 +192,11 @@ class Context:
                 f"waited {waited_s:.0f} s for {what} (liveness.wait_s is {self.place.wait_s:g})"
                 f"{f': {why}' if why else ''}",
             )
+
+    def take_stalled_s(self) -> float:
+        """For how long the process did not run at all, at most at once, since last asked."""
+        stalled_s, self._stalled_s = self._stalled_s, 0.0
+        return stalled_s
 
     # ---- errors
 
