@@ -39,6 +39,12 @@ SAME_RATE, SAME_MOMENT, NOT_ALL = 0.2, 0.1, 0.9
 CERTAIN = 4
 """A queue of so many times the target is acted on at once; a smaller one when it is there twice."""
 GOT_THROUGH = 0.8
+STANDING_INTERVALS = 2
+"""What the path carries is the most of so many intervals with a queue: bulk that comes the other
+way delays acknowledgements, so that one interval may show half of it."""
+OPEN = 4
+"""While there is less to send than the path carries, the cap opens to so many times its rate: it is
+not needed, and must hold back no single message."""
 RETURN_GROWTH = 0.05
 """Back to what the path carried of late, where one bad moment had lowered the cap."""
 CLOCK_DRIFT = 1e-4
@@ -62,6 +68,7 @@ class Pacing:
         self._rates: deque[float] = deque(maxlen=PEAK_INTERVALS)
         self._confirmed = self._proven = False
         self._over_rate = 0.0
+        self._standing_rates: deque[float] = deque(maxlen=STANDING_INTERVALS)
         self._previous_rate = 0.0
         self._calm_intervals = 0
         self._was_over = False
@@ -136,6 +143,7 @@ class Pacing:
         self._rates.append(rate)
         was_over, self._was_over = self._was_over, self.is_queueing
         if self.is_queueing:
+            self._standing_rates.append(rate)
             if self._is_starting(rate, elapsed_s):
                 # The queue may be only beginning: no further doubling, but no less either.
                 self.cap_bytes_per_s = max(FLOOR_BYTES_PER_S, HELD_GROWTH * rate)
@@ -143,6 +151,7 @@ class Pacing:
             elif was_over or self.queue_s > CERTAIN * self.target_s:
                 self._lower(rate, elapsed_s)
         else:
+            self._standing_rates.clear()
             if rtts_s:
                 self._jitter_s += 0.1 * (median(rtts_s) - lowest_s - self._jitter_s)
             if self._deepest_s > 0.0:
@@ -179,7 +188,7 @@ class Pacing:
         if self._episode_s > patience_s:
             self._accept_delay()
             return
-        self._path_rate = max(rate, STEEPEST_FALL * self._path_rate)
+        self._path_rate = max(*self._standing_rates, STEEPEST_FALL * self._path_rate)
         self.cap_bytes_per_s = max(FLOOR_BYTES_PER_S, share * self._path_rate)
         self._calm_intervals = 0
         self.reason = f"{self.queue_s * 1e3:.0f} ms of queue"
@@ -214,6 +223,8 @@ class Pacing:
                 self._grow(growth)
             else:
                 self.cap_bytes_per_s = cap * (1 + SEARCH_GROWTH)
+        elif not busy and cap < OPEN * max(self._path_rate, self._peak):
+            self._grow(RETURN_GROWTH)
         self.reason = "no queue"
 
     def _grow(self, growth: float) -> None:

@@ -84,6 +84,29 @@ def test_bursts_go_out_at_the_rate_of_the_path():
     assert all(cap > 0.8 * path.rate for cap in caps)
 
 
+def test_acknowledgements_that_come_late_do_not_halve_the_rate():
+    pacing = Pacing()
+    for delivered_bytes, rtt_s in ((10, 0.05), (10, 0.05), (10, 0.08), (4, 0.08)):
+        cap, _ = pacing.on_interval(
+            rtts_s=[rtt_s] * 4, delivered_bytes=delivered_bytes * 10**5, elapsed_s=0.05, busy=True
+        )
+    assert cap is not None and cap > 0.85 * 10 * 10**5 / 0.05
+
+
+def test_a_cap_that_short_messages_do_not_need_opens():
+    """A pipeline: 1 MiB every 60 ms, which leaves the path idle for a part of the time."""
+    path = Path(rate=200 * MBIT, rtt_s=0.05, backlog=0.0)
+    path.pacing.cap_bytes_per_s = 0.8 * path.rate
+    for _ in range(100):
+        path.backlog += 1 << 20
+        path.run(0.06)
+    assert path.pacing.cap_bytes_per_s > 1.5 * path.rate
+    path.backlog = float("inf")
+    path.run(5.0)
+    assert path.run(5.0) > 0.9
+    assert path.loaded_delay_s(0.99, since=path.now - 5.0) < 0.03
+
+
 def test_one_interval_of_delay_is_not_acted_on():
     pacing = Pacing()
     for _ in range(10):
