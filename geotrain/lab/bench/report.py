@@ -39,6 +39,7 @@ def report(
         "step_s": step_s,
         "ideal_s": ideal_s,
         "lower_bound_s": lower_bound_s(costs),
+        "link_s": costs.link_s,
         "ratio": step_s / ideal_s if ideal_s > 0 else None,
         "windows": steps[-1]["windows"],
         "num_microbatches": steps[-1]["num_microbatches"],
