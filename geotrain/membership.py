@@ -298,6 +298,10 @@ class Membership:
                 "loss": result.loss,
                 "step_s": result.step_s,
                 "num_microbatches": result.num_microbatches,
+                "memory_bytes": dict(result.memory_bytes),
+                "attribution_s": dict(result.attribution_s),
+                "regions_s": {name: dict(spent) for name, spent in result.regions_s.items()},
+                "verdicts": [verdict.to_record() for verdict in result.verdicts],
             }
         )
 

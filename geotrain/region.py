@@ -282,6 +282,7 @@ class Region:
         place = Place(
             index=self.index,
             region_names=self.region_names,
+            num_layers=self._num_layers(info),
             seed=run.seed if run is not None else 0,
             global_batch=run.global_batch if run is not None else None,
             num_microbatches=run.plan.microbatches if run is not None else 1,
@@ -291,6 +292,7 @@ class Region:
             replay=self._config.replay_path if self._config is not None else None,
             plan_log=self._config.plan_log_path if self._config is not None else None,
             default_steps=run.steps if run is not None else None,
+            arena_bytes=site.arena_mib << 20 if site is not None and not self.solo else 0,
             wait_s=site.liveness.wait_s if site is not None else 0.0,
             device=self.device,
         )
@@ -302,6 +304,11 @@ class Region:
             downstream=self._edge(self.index, FORWARD),
         )
         return Context(place, parts, self._membership)
+
+    def _num_layers(self, info: SegmentInfo) -> list[int]:
+        if self._config is None:
+            return [len(info.layer_names)]
+        return [region.last - region.first for region in self._config.run.regions]
 
     def _edge(self, boundary: int, direction: int) -> Edge | None:
         if self._membership is None or not 0 <= boundary < self.num_regions - 1:

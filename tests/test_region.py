@@ -90,7 +90,7 @@ def test_a_step_says_what_ran_when(region):
     times = [t for action in result.trace for t in (action.begin_s, action.end_s)]
     times = [before, *times, time.monotonic()]
     assert times == sorted(times)
-    spent_s = result.attribution_s["compute"] + result.attribution_s["transfer"]
+    spent_s = result.attribution_s["compute"] + result.attribution_s["coding"]
     assert busy_s(result.trace) == pytest.approx(spent_s)
 
 

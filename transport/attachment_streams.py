@@ -226,6 +226,8 @@ class Received:
     message: Message
     payload: memoryview
     _release: Callable[[Message], None]
+    came_s: float
+    """When it came (monotonic), which may be long before it was taken."""
     _released: bool = False
 
     def release(self) -> None:
@@ -280,11 +282,12 @@ class InStream:
             if not self._queue:
                 return None
             message = self._queue.popleft()
+            came_s = self._came_s.get(message.seq, time.monotonic())
         if message.payload_bytes:
             payload = self._memory[message.start : message.start + message.payload_bytes]
         else:
             payload = memoryview(message.inline)
-        return Received(message, payload, self._release)
+        return Received(message, payload, self._release, came_s)
 
     @property
     def delivered_view(self) -> int:

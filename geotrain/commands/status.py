@@ -16,6 +16,7 @@ from rich.table import Table
 
 from geotrain.commands.stacks import shortened
 from geotrain.config import Config
+from geotrain.control.attribution import in_words
 from geotrain.errors import GeotrainError
 
 TIMEOUT_S = 5.0
@@ -105,6 +106,10 @@ def _print(document: Mapping[str, Any], console: Console) -> None:
     )
     console.print(_regions(document["board"]), "")
     console.print(_ranks(document["ranks"]), "")
+    if document["steps"]["regions_s"]:
+        console.print(_steps(document["steps"]["regions_s"]), "")
+    for verdict in document["steps"]["verdicts"]:
+        console.print(f"off: {verdict['text']}\n", markup=False, highlight=False)
     if document["links"]:
         _show_links(document["links"], console)
     console.print(_egress(document["egress"], console.width), highlight=False)
@@ -147,6 +152,14 @@ def _ranks(ranks: list[Mapping[str, Any]]) -> Table:
         )
     if not ranks:
         table.add_row("none attached", "", "", "", "", "")
+    return table
+
+
+def _steps(regions_s: Mapping[str, Mapping[str, float]]) -> Table:
+    """Where the step before the last one went, in each region."""
+    table = _table("region", "step", "where it went")
+    for region, spent_s in regions_s.items():
+        table.add_row(escape(region), f"{sum(spent_s.values()):.2f} s", in_words(spent_s))
     return table
 
 

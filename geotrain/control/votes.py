@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from geotrain.control.figures import Figures
+from geotrain.control.timings import Timings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,10 @@ class Vote:
     """(step, attempt) of each whole checkpoint it has on disk, where resuming is what is voted."""
     figures: Figures | None = None
     """What the region measured, where the plan follows that."""
+    timings: Timings | None = None
+    """What it did when, in a step."""
+    spent_us: tuple[int, ...] = ()
+    """Where its previous step went: one number for each of attribution.CAUSES; none before."""
 
     def to_record(self) -> dict[str, Any]:
         return {
@@ -51,13 +56,15 @@ class Vote:
             "stop": self.stop,
             "saves": [list(saved) for saved in self.saves],
             "figures": self.figures.to_record() if self.figures is not None else None,
+            "timings": self.timings.to_record() if self.timings is not None else None,
+            "spent_us": list(self.spent_us),
         }
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Vote":
         """Read a peer's vote. Raises ValueError for one that does not add up."""
         try:
-            figures = record["figures"]
+            figures, timings = record["figures"], record["timings"]
             norms = zip(record["index"], record["dtype"], record["norm"], strict=True)
             return cls(
                 region=int(record["region"]),
@@ -70,6 +77,8 @@ class Vote:
                 stop=str(record["stop"]),
                 saves=tuple((int(step), int(attempt)) for step, attempt in record["saves"]),
                 figures=Figures.from_record(figures) if figures is not None else None,
+                timings=Timings.from_record(timings) if timings is not None else None,
+                spent_us=tuple(int(us) for us in record["spent_us"]),
             )
         except (KeyError, TypeError) as exc:
             raise ValueError(f"malformed vote: {exc!r}") from exc

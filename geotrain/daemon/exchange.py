@@ -5,12 +5,12 @@ peer's rank has released it, and what comes in is received into the rank's arena
 """
 
 import logging
-import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from geotrain.daemon.attachments import Rank
+from geotrain.daemon.reports import Reports
 from geotrain.daemon.routing import Board, Route, View, next_view
 from geotrain.errors import RegionError
 from geotrain.transport.arena import IN
@@ -45,8 +45,7 @@ class Exchange:
         self.board = board
         self.view: View | None = None
         self.stop_reason: str | None = None
-        self.num_tokens = 0.0
-        """Targets of all steps that the rank reported."""
+        self.reports = Reports()
         self._links: dict[str, ExchangeLink] = {}
         self._routes = {regions[route.peer_index]: route for route in routes}
         self._rank: Rank | None = None
@@ -122,10 +121,7 @@ class Exchange:
             link.release(stream, view, seqs)
 
     def on_report(self, report: Mapping[str, Any]) -> None:
-        num_tokens = report.get("num_tokens")
-        # A weight of targets, so a float; whatever a rank sends, the sum stays a number.
-        if isinstance(num_tokens, int | float) and 0 <= num_tokens < math.inf:
-            self.num_tokens += num_tokens
+        self.reports.on_report(report)
 
     def on_failed(self, error: RegionError) -> None:
         self._publish([self.board.update(state="failed", error=error.to_record(), note="")])

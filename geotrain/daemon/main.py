@@ -234,6 +234,7 @@ class Daemon:
             "links": {peer: link.stats() for peer, link in self._links.items()},
             "security": "plaintext",
             "egress": self._egress.summary(),
+            "steps": self._exchange.reports.summary(),
             "loop_lag_ms": self._lag.quantiles_ms(),
             "memory_rss_bytes": _resident_bytes(),
         }

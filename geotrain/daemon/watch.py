@@ -83,8 +83,9 @@ class Watch:
     def _count_egress(self, stats: Mapping[str, Mapping[str, Any]], now: float, day: str) -> None:
         sent = {peer: int(numbers["bytes_sent"]) for peer, numbers in stats.items()}
         self._egress.on_bytes(sent, now=now, day=day)
-        self._egress.on_tokens(self._exchange.num_tokens - self._counted_tokens)
-        self._counted_tokens = self._exchange.num_tokens
+        num_tokens = self._exchange.reports.num_tokens
+        self._egress.on_tokens(num_tokens - self._counted_tokens)
+        self._counted_tokens = num_tokens
         reason = self._egress.stop_reason
         if reason is not None:
             self._exchange.stop(reason)

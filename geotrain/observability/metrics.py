@@ -67,6 +67,7 @@ class _StatusCollector(Collector):
         yield from _ranks(status)
         yield from _links(status)
         yield from _egress(status)
+        yield from _steps(status)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
@@ -128,3 +129,18 @@ def _egress(status: Mapping[str, Any]) -> Iterator[Metric]:
             "Since the daemon started.",
             egress["usd_per_million_tokens"],
         )
+
+
+def _steps(status: Mapping[str, Any]) -> Iterator[Metric]:
+    steps = status["steps"]
+    spent = CounterMetricFamily(
+        "geotrain_step_seconds", "Of this region's steps, by what they went into.", labels=["cause"]
+    )
+    for cause, seconds in steps["total_s"].items():
+        spent.add_metric([cause], seconds)
+    verdicts = GaugeMetricFamily(
+        "geotrain_verdict", "1 for what is off in the run.", labels=["kind", "where"]
+    )
+    for verdict in steps["verdicts"]:
+        verdicts.add_metric([verdict["kind"], verdict["where"]], 1)
+    yield from (spent, verdicts)

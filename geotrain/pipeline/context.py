@@ -20,6 +20,8 @@ from geotrain.pipeline.window import FIRST_MICROBATCHES
 
 logger = logging.getLogger(__name__)
 
+_LOOK_S = 1.0
+"""After this long a wait looks around, whether or not something came."""
 _DAEMON_FIRST_S = 5.0
 """A link that stays down is the daemon's to name, after the same wait; this leaves it the word."""
 
@@ -70,6 +72,8 @@ class Place:
 
     index: int
     region_names: Sequence[str]
+    num_layers: Sequence[int]
+    """Of each region."""
     seed: int
     global_batch: int | None
     num_microbatches: int | Literal["auto"]
@@ -83,6 +87,8 @@ class Place:
     plan_log: Path | None
     """Where the first region notes the plans."""
     default_steps: int | None
+    arena_bytes: int
+    """Shared with the daemon; 0 without one."""
     wait_s: float
     device: torch.device
 
@@ -123,6 +129,7 @@ class Context:
         self._daemon = daemon
         self._place: tuple[str | None, int | None] = (None, None)
         self._posted = ""
+        self._stalled_s = 0.0
         self.step: int | None = None
         """The step that the regions are at, from 1; None before the first."""
         # Before anything is known of the links: with wide windows a step is as quick as with any
@@ -168,12 +175,16 @@ class Context:
         """
         assert self._daemon is not None, "one region never waits"
         self._post(f"waiting for {what}")
+        began = time.monotonic()
         self._daemon.wait(
             lambda: any(edge.has_news() for edge in self.edges),
-            timeout_s=1.0,
+            timeout_s=_LOOK_S,
             needs=[edge.name for edge in needs],
         )
-        waited_s = time.monotonic() - since
+        now = time.monotonic()
+        # A wait that outlasts its own limit: the process was stopped, or got no processor.
+        self._stalled_s = max(self._stalled_s, now - began - _LOOK_S)
+        waited_s = now - since
         if waited_s > self.place.wait_s + _DAEMON_FIRST_S:
             why = self._daemon.explain([edge.name for edge in needs])
             raise self.error(
@@ -181,6 +192,11 @@ class Context:
                 f"waited {waited_s:.0f} s for {what} (liveness.wait_s is {self.place.wait_s:g})"
                 f"{f': {why}' if why else ''}",
             )
+
+    def take_stalled_s(self) -> float:
+        """For how long the process did not run at all, at most at once, since last asked."""
+        stalled_s, self._stalled_s = self._stalled_s, 0.0
+        return stalled_s
 
     # ---- errors
 

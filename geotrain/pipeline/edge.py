@@ -54,6 +54,8 @@ class _Incoming:
     payload: torch.Tensor
     slot: Received | None
     """What to release once the payload is used; None where parts were gathered."""
+    came_s: float
+    """When its last part came (monotonic)."""
     parts_left: int = 0
     next_byte: int = 0
 
@@ -226,7 +228,7 @@ class Edge:
             key = (message.kind, message.step, message.microbatch)
             if message.num_parts == 1:
                 payload = _as_bytes(received.payload)
-                self._arrived[key] = _Incoming(message.header, payload, received)
+                self._arrived[key] = _Incoming(message.header, payload, received, received.came_s)
             else:
                 self._gather(key, received)
 
@@ -243,6 +245,7 @@ class Edge:
         gathering.payload[first : first + size].copy_(_as_bytes(received.payload))
         received.release()
         gathering.next_byte += size
+        gathering.came_s = received.came_s
         gathering.parts_left -= 1
         if gathering.parts_left == 0:
             missing = gathering.payload.numel() - gathering.next_byte
@@ -260,11 +263,18 @@ class Edge:
         if total > MAX_MESSAGE_BYTES:
             raise self._error(key, f"{self.name} announced a message of {total} bytes")
         payload = torch.empty(total, dtype=torch.uint8)
-        return _Incoming(message.header, payload, None, parts_left=message.num_parts)
+        return _Incoming(
+            message.header, payload, None, received.came_s, parts_left=message.num_parts
+        )
 
     def has(self, kind: str, step: int, microbatch: int = -1) -> bool:
         """Whether this message has arrived and can be taken."""
         return (kind, step, microbatch) in self._arrived
+
+    def arrival(self, kind: str, step: int, microbatch: int = -1) -> tuple[float, int]:
+        """When what `has` confirmed had come (monotonic seconds), and its payload's bytes."""
+        incoming = self._arrived[kind, step, microbatch]
+        return incoming.came_s, incoming.payload.numel()
 
     def take_record(self, kind: str, step: int) -> dict[str, Any]:
         """Take a map that `has` confirmed. Raises RegionError for a malformed one."""

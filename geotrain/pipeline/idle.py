@@ -1,10 +1,10 @@
-"""Why a stage stood still: every idle second of a simulated step, by its cause."""
+"""Why a stage stood still: every idle second of a step, simulated or real, by its cause."""
 
 import bisect
-from collections.abc import Iterator
-from typing import Literal, get_args
+from collections.abc import Iterator, Sequence
+from typing import Literal, Protocol, get_args
 
-from geotrain.pipeline.simulate import Delivery, Simulated
+from geotrain.pipeline.simulate import Delivery, Run
 
 Cause = Literal["fill", "drain", "latency", "rate", "arena", "imbalance", "window"]
 """fill: before the stage's first backward. drain: after its last forward, up to the end of the
@@ -16,21 +16,57 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 Segment = tuple[float, float, Cause]
 
 
-def idle_s(step: Simulated) -> list[dict[Cause, float]]:
+class ByMicrobatch(Protocol):
+    """One tensor's way for each microbatch."""
+
+    def __getitem__(self, microbatch: int, /) -> Delivery: ...
+
+
+class Stepped(Protocol):
+    """What is looked at of a step; all times by one clock."""
+
+    @property
+    def runs(self) -> Sequence[Sequence[Run]]:
+        """One list a stage, in order."""
+        ...
+
+    @property
+    def forward(self) -> Sequence[ByMicrobatch]:
+        """One a boundary: activations."""
+        ...
+
+    @property
+    def backward(self) -> Sequence[ByMicrobatch]:
+        """The same for gradients."""
+        ...
+
+    def span_s(self, stage: int) -> tuple[float, float]:
+        """When a stage could begin, and when its step was over."""
+        ...
+
+
+def idle_s(step: Stepped) -> list[dict[Cause, float]]:
     """Idle seconds of each stage by cause; with its busy seconds they sum to the step's time."""
-    slowest_s = max(step.busy_s(stage) for stage in range(len(step.runs)))
-    return [
-        _causes(step, stage, segments, ahead_s=slowest_s - step.busy_s(stage))
-        for stage, segments in enumerate(_waits(step))
-    ]
+    waits = _waits(step)
+    return [_causes(step, stage, waits[stage]) for stage in range(len(step.runs))]
 
 
-def _causes(
-    step: Simulated, stage: int, segments: list[Segment], *, ahead_s: float
-) -> dict[Cause, float]:
-    runs = step.runs[stage]
-    first_backward_s = min(run.begin_s for run in runs if run.kind == "B")
-    last_forward_s = max(run.end_s for run in runs if run.kind == "F")
+def idle_of_s(step: Stepped, stage: int) -> dict[Cause, float]:
+    """The same of one stage alone."""
+    return _causes(step, stage, _waits(step)[stage])
+
+
+def _busy_s(step: Stepped, stage: int) -> float:
+    return sum(run.end_s - run.begin_s for run in step.runs[stage])
+
+
+def _causes(step: Stepped, stage: int, segments: list[Segment]) -> dict[Cause, float]:
+    runs, (begun_s, over_s) = step.runs[stage], step.span_s(stage)
+    slowest_s = max(_busy_s(step, each) for each in range(len(step.runs)))
+    ahead_s = slowest_s - _busy_s(step, stage)
+    # Where nothing trains before a boundary, no backward ever comes.
+    first_backward_s = min((run.begin_s for run in runs if run.kind == "B"), default=begun_s)
+    last_forward_s = max((run.end_s for run in runs if run.kind == "F"), default=begun_s)
     causes: dict[Cause, float] = dict.fromkeys(CAUSES, 0.0)
     for begin_s, end_s, cause in segments:
         if end_s <= first_backward_s:
@@ -38,7 +74,7 @@ def _causes(
         elif begin_s >= last_forward_s:
             cause = "drain"
         causes[cause] += end_s - begin_s
-    causes["drain"] += step.step_s - runs[-1].end_s
+    causes["drain"] += over_s - (runs[-1].end_s if runs else begun_s)
     # The seconds by which the slowest stage takes longer no schedule can avoid: they come first,
     # out of the waits for what was not computed yet, then out of the others.
     groups: tuple[tuple[Cause, ...], ...] = (("window",), ("latency", "rate", "arena"))
@@ -51,7 +87,7 @@ def _causes(
     return causes
 
 
-def _waits(step: Simulated) -> list[list[Segment]]:
+def _waits(step: Stepped) -> list[list[Segment]]:
     """The idle time between each stage's actions, cut into segments of one cause each.
 
     A wait is over when its input comes. While the neighbour had not sent it, the neighbour was
@@ -79,17 +115,17 @@ def _waits(step: Simulated) -> list[list[Segment]]:
     return waits
 
 
-def _gaps(step: Simulated) -> Iterator[tuple[float, float, int, int]]:
+def _gaps(step: Stepped) -> Iterator[tuple[float, float, int, int]]:
     """(end, begin, stage, index of the action after it) of every pause."""
     for stage, runs in enumerate(step.runs):
-        free_s = 0.0
+        free_s, _ = step.span_s(stage)
         for index, run in enumerate(runs):
             if run.begin_s > free_s:
                 yield run.begin_s, free_s, stage, index
             free_s = run.end_s
 
 
-def _source(step: Simulated, stage: int, index: int) -> tuple[int, Delivery] | None:
+def _source(step: Stepped, stage: int, index: int) -> tuple[int, Delivery] | None:
     """Who sent what an action takes, and its way here; None where it takes nothing."""
     run = step.runs[stage][index]
     if run.kind == "F":

@@ -23,6 +23,9 @@ class Line:
         self._down = downstream
         self._num_regions = num_regions
         self._turn = 0
+        self.opened_s = (0.0, 0.0)
+        """When this region heard how the last turn began, and when it had told the next one
+        (monotonic); in the first region both are the latter."""
 
     def begin(self, record: Mapping[str, Any] | None) -> dict[str, Any]:
         """Start a turn: the first region says what happens next, the others hear it.
@@ -35,14 +38,18 @@ class Line:
             may be in user code for as long as it likes.
         """
         self._turn += 1
+        heard_s: float | None = None
         if self._up is not None:
             self._until(
                 lambda: self._has(self._up, "begin"), "the next step", self._up, limited=False
             )
+            heard_s, _ = self._up.arrival("begin", self._turn)
             record = self._up.take_record("begin", self._turn)
         assert record is not None
         if self._down is not None:
             self._down.send_record("begin", step=self._turn, record=record)
+        told_s = time.monotonic()
+        self.opened_s = (heard_s if heard_s is not None else told_s, told_s)
         return dict(record)
 
     def exchange(self, vote: Vote) -> list[Vote]:

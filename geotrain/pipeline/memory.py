@@ -21,6 +21,8 @@ class ActivationMeter:
         self._owned = {tensor.untyped_storage().data_ptr() for tensor in owned}
         self._device = device
         self._most_bytes = 0
+        self.largest_bytes = 0
+        """The most that any microbatch kept so far."""
         self.seen_bytes: int | None = None
         """What the last microbatch kept that was measured; None before the first."""
 
@@ -38,6 +40,7 @@ class ActivationMeter:
             found = sum(size for place, size in storages.items() if place not in self._owned)
         self.seen_bytes = found
         self._most_bytes = max(self._most_bytes, found)
+        self.largest_bytes = max(self.largest_bytes, found)
 
     def take(self) -> int:
         """The most bytes that any microbatch kept since this was last asked; 0 where none was."""

@@ -29,6 +29,11 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
     yield from found
 
 
+def tree_bytes(tree: Any) -> int:
+    """Bytes of all its tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(tree))
+
+
 def batch_size(batch: Any) -> int:
     """Number of samples: the first dimension, which all tensors of the batch share.
 

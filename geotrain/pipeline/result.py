@@ -4,8 +4,9 @@ Figures are the same in every region and rank, but for times and the trace, whic
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from geotrain.control.verdicts import Verdict
 from geotrain.pipeline.trace import TracedAction
 
 
@@ -35,7 +36,15 @@ class StepResult:
     wan_bytes: int
     """Bytes put on all links, as acknowledged since the previous step."""
     attribution_s: Mapping[str, float]
-    """Where this region's wall time went; sums to step_s."""
+    """Where this region's wall time went, by the causes in control/attribution.py; they sum to
+    step_s."""
+    regions_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """The same of every region's previous step, by region; the same in every region."""
+    verdicts: tuple[Verdict, ...] = ()
+    """What is off in the run, as far as it can tell: each prints as a line of text; the same in
+    every region."""
+    memory_bytes: Mapping[str, int] = field(default_factory=dict)
+    """What this region's stage needs in memory, term by term."""
     trace: tuple[TracedAction, ...] = ()
     """This region's forwards and backwards in the order they ran, as this rank saw them."""
 

@@ -11,6 +11,7 @@ import torch
 from geotrain.errors import RegionError
 from geotrain.pipeline.edge import Edge
 from geotrain.pipeline.group import Group
+from geotrain.pipeline.microbatch import tree_bytes
 from geotrain.pipeline.schedule import Action, Kind, next_kind
 from geotrain.pipeline.stage import Stage, Weight, copy_to_device
 from geotrain.pipeline.trace import TracedAction
@@ -73,11 +74,8 @@ class Account:
     compute_s: float = 0.0
     transfer_s: float = 0.0
     """Copying and coding between tensors and the arena."""
-    wait_s: float = 0.0
-
-    @property
-    def busy_s(self) -> float:
-        return self.compute_s + self.transfer_s + self.wait_s
+    arena_s: float = 0.0
+    """Waiting for nothing but a slot to put an output into."""
 
 
 class Runtime:
@@ -196,24 +194,63 @@ class Runtime:
             what = f"backward {self._awaiting[0]} of {_CALLS[work.mode]} {work.step}"
         else:
             what = f"forward {self._next_forward} of {_CALLS[work.mode]} {work.step}"
+        lacks_slot = self._lacks_slot(work)
         began = time.monotonic()
         self._around.wait(what, since=since, needs=self._edges)
-        account.wait_s += time.monotonic() - began
+        if lacks_slot:
+            account.arena_s += time.monotonic() - began
+
+    def _lacks_slot(self, work: Work) -> bool:
+        """Whether an action has its input and its place in the window, but its output no room."""
+        if self._awaiting and self._up is not None and not self._up.can_send():
+            microbatch = self._awaiting[0]
+            if (
+                self._down is None
+                or not self._stage.expects_gradient(microbatch)
+                or self._down.has("backward", work.step, microbatch)
+            ):
+                return True
+        return (
+            self._down is not None
+            and not self._down.can_send()
+            and self._next_forward < work.num_microbatches
+            and self._in_flight(work) < work.window
+            and (self._up is None or self._up.has(work.mode, work.step, self._next_forward))
+        )
 
     # ---- acting
 
     def _execute(self, action: Action, work: Work, account: Account) -> None:
         begin = time.monotonic()
+        came_s, input_bytes = self._arrival(action, work)
         if action.kind == "F":
             compute_s = self._forward(action.microbatch, work)
         else:
             compute_s = self._backward(action.microbatch, work)
         end = time.monotonic()
         account.trace.append(
-            TracedAction(kind=action.kind, microbatch=action.microbatch, begin_s=begin, end_s=end)
+            TracedAction(
+                kind=action.kind,
+                microbatch=action.microbatch,
+                begin_s=begin,
+                end_s=end,
+                came_s=came_s,
+                input_bytes=input_bytes if action.kind == "F" else 0,
+            )
         )
         account.compute_s += compute_s
         account.transfer_s += end - begin - compute_s
+
+    def _arrival(self, action: Action, work: Work) -> tuple[float | None, int]:
+        """When what the action takes had come, and its bytes."""
+        microbatch = action.microbatch
+        if action.kind == "F":
+            if self._up is not None:
+                return self._up.arrival(work.mode, work.step, microbatch)
+            return None, tree_bytes(work.microbatches[microbatch][0])
+        if self._down is not None and self._stage.expects_gradient(microbatch):
+            return self._down.arrival("backward", work.step, microbatch)
+        return None, 0
 
     def _forward(self, microbatch: int, work: Work) -> float:
         if self._up is None:

@@ -110,6 +110,10 @@ class Simulated:
         """From its beginning to the first stage's decision, when the next step may begin."""
         return self.decided_s[0]
 
+    def span_s(self, stage: int) -> tuple[float, float]:
+        """When a stage could begin, and when the step was over."""
+        return 0.0, self.step_s
+
     def busy_s(self, stage: int) -> float:
         return sum(run.end_s - run.begin_s for run in self.runs[stage])
 

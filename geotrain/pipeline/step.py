@@ -9,7 +9,6 @@ commit    clip, optimizers, schedulers, hooks; or skip
 
 import logging
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,11 +21,13 @@ from geotrain.errors import AttachError, RegionError
 from geotrain.pipeline.clipping import clip, gradient_norms, total_norm
 from geotrain.pipeline.context import Context
 from geotrain.pipeline.evaluation import Evaluation
+from geotrain.pipeline.explaining import Explaining, Explanation, StepClock
 from geotrain.pipeline.following import Following
 from geotrain.pipeline.line import Line
 from geotrain.pipeline.opening import Opening, check_targets, open_or_hear, refuse_data
 from geotrain.pipeline.position import Position
 from geotrain.pipeline.result import EvalReport, StepResult
+from geotrain.pipeline.room import Room
 from geotrain.pipeline.runtime import Account, Runtime
 from geotrain.pipeline.snapshot import Snapshot
 from geotrain.pipeline.stage import Stage
@@ -75,7 +76,8 @@ class Pipeline:
         self._runtime.room = self._following.room
         self._stop_request = ""
         self._wire_bytes_voted = context.wire_bytes()
-        self._ended_s = time.monotonic()
+        self._explaining = Explaining(context, line)
+        self._room = Room(context, stage, optimizers)
         self._error: RegionError | None = None
         self.stop_reason = ""
         """Why the run stopped in order, once it has; the same in every region."""
@@ -104,35 +106,29 @@ class Pipeline:
     def _step(self, batch: Any, *, call: str) -> StepResult | None:
         """The step itself; None where the first region ended the loop instead."""
         with self._named_errors():
-            began = time.monotonic()
+            clock = self._explaining.start()
             opening = self._open(batch, call=call)
             if opening is None:
                 return None
-            opened = time.monotonic()
+            clock.mark("open")
+            self._room.check(opening)
             account = Account()
             self._stage.reset()
             self._runtime.run(opening.work, account)
-            ran = time.monotonic()
-            votes = self._line.exchange(self._vote(opening, account))
+            clock.mark("run")
+            vote = self._vote(opening, account, clock)
+            clock.mark("norms")
+            votes = self._line.exchange(vote)
+            clock.mark("exchange")
             decision = decide(
                 votes, num_targets=opening.num_targets, region_names=self._place.region_names
             )
             self._following.on_votes(votes, opening)
-            decided = time.monotonic()
+            clock.mark("decide")
             grad_norm = self._commit(decision, opening)
-            ended = time.monotonic()
-            spent = {
-                "user": began - self._ended_s,
-                "open": opened - began,
-                "compute": account.compute_s,
-                "transfer": account.transfer_s,
-                "wait": account.wait_s,
-                "schedule": ran - opened - account.busy_s,
-                "vote": decided - ran,
-                "commit": ended - decided,
-            }
-            self._ended_s = ended
-            result = self._result(decision, opening, grad_norm, spent, account)
+            clock.mark("commit")
+            explanation = self._explaining.finish(opening.number, votes, account, clock)
+            result = self._result(decision, opening, grad_norm, explanation, account)
             self._finish(result, decision)
             return result
 
@@ -141,7 +137,7 @@ class Pipeline:
         self._following.before(self._position.step + 1)
         return open_or_hear(self._context, self._line, call, batch, number=self._position.step + 1)
 
-    def _vote(self, opening: Opening, account: Account) -> Vote:
+    def _vote(self, opening: Opening, account: Account, clock: StepClock) -> Vote:
         """What this region says of the step, once its last backward is done."""
         self._context.set_action(f"vote on step {opening.number}")
         check_targets(self._context, self._stage, opening.num_targets)
@@ -158,6 +154,8 @@ class Pipeline:
             lrs=tuple(float(group["lr"]) for o in self._optimizers for group in o.param_groups),
             stop=self._stop_request or self._context.stop_requested(),
             figures=self._following.figures(account, opening),
+            timings=self._explaining.timings(account, clock),
+            spent_us=self._explaining.spent_us,
         )
         self._wire_bytes_voted = wire_bytes
         return vote
@@ -185,7 +183,7 @@ class Pipeline:
         decision: Decision,
         opening: Opening,
         grad_norm: float,
-        spent: dict[str, float],
+        explanation: Explanation,
         account: Account,
     ) -> StepResult:
         return StepResult(
@@ -198,9 +196,12 @@ class Pipeline:
             reason=decision.reason,
             num_microbatches=opening.work.num_microbatches,
             windows=opening.windows,
-            step_s=sum(spent.values()),
+            step_s=explanation.step_s,
             wan_bytes=decision.wire_bytes,
-            attribution_s=spent,
+            attribution_s=explanation.attribution_s,
+            regions_s=explanation.regions_s,
+            verdicts=explanation.verdicts,
+            memory_bytes=self._room.terms,
             trace=tuple(account.trace),
         )
 
@@ -248,7 +249,8 @@ class Pipeline:
         while not self.stop_reason and (until is None or self.step_count < until):
             with self._named_errors():
                 self._context.set_action("loading a batch", key="loading a batch")
-                batch = next(batches, None)
+                with self._explaining.loading():
+                    batch = next(batches, None)
             if batch is None:
                 break
             result = self._step(batch, call="fit")

@@ -17,6 +17,10 @@ class TracedAction:
     Linux machine share it, also across containers and network namespaces, so the regions of one
     machine can be laid side by side; those of different machines cannot."""
     end_s: float
+    came_s: float | None = None
+    """When what it takes from a neighbour had come; None where it takes nothing."""
+    input_bytes: int = 0
+    """Of what a forward takes: a measure of the work in its microbatch."""
 
 
 def busy_s(trace: Sequence[TracedAction]) -> float:

@@ -78,6 +78,20 @@ DOCUMENT: dict[str, Any] = {
         "usd_per_million_tokens": 0.0125,
         "limit_usd_per_day": 10.0,
     },
+    "steps": {
+        "total_s": {"compute": 9.0, "drain": 1.0},
+        "regions_s": {
+            "virginia": {"compute": 1.5, "drain": 0.3, "link_delay": 0.2, "loader": 0.001},
+            "frankfurt": {"compute": 1.0, "fill": 1.0},
+        },
+        "verdicts": [
+            {
+                "kind": "compute",
+                "where": "frankfurt",
+                "text": "compute in frankfurt 1.5x its own since step 812",
+            }
+        ],
+    },
     "loop_lag_ms": {"p50": 0.1, "p99": 2.0},
     "memory_rss_bytes": 50_000_000,
 }
@@ -146,6 +160,9 @@ def test_everything_a_person_asks_for_is_shown(width):
         "frankfurt failed pid 7 is gone [exit unknown]",
         "0 42 6 2.5000 12 s 1F3 of step 7",
         "100.2/100.9/104.0 ms",
+        "virginia 2.00 s compute 75 %, drain 15 %, link delay 10 %",
+        "frankfurt 2.00 s compute 50 %, fill 50 %",
+        "off: compute in frankfurt 1.5x its own since step 812",
         "egress 3.21 MB today, 0.25 $ of 10 $ a day; 1.50 $/h, 0.0125 $ per million tokens",
     ):
         assert words in text
@@ -223,7 +240,9 @@ def test_a_daemon_at_its_start_has_little_to_show():
     text = shown(
         DOCUMENT
         | {"view": None, "ranks": [], "board": [], "links": {"tokyo": link}, "egress": egress}
+        | {"steps": {"total_s": {}, "regions_s": {}, "verdicts": []}}
     )
+    assert "where it went" not in text
     assert "not all regions are ready" in text
     assert "none attached" in text
     assert "link to tokyo: connection refused\n" in text

@@ -26,6 +26,11 @@ def make_status(**changes: Any) -> dict[str, Any]:
             "usd_per_hour": 0.25,
             "usd_per_million_tokens": None,
         },
+        "steps": {
+            "total_s": {"compute": 12.5, "link_delay": 0.5},
+            "regions_s": {},
+            "verdicts": [{"kind": "link", "where": "a -> b", "text": "link a -> b 4.1x"}],
+        },
     }
     return {**status, **changes}
 
@@ -59,6 +64,8 @@ def test_the_text_has_every_number_that_is_known_and_none_that_is_not() -> None:
         'geotrain_link_sent_payload_bytes_total{peer="b"} 8.0',
         'geotrain_link_rtt_seconds{peer="b",quantile="0.99"} 0.3',
         "geotrain_egress_usd_per_hour 0.25",
+        'geotrain_step_seconds_total{cause="link_delay"} 0.5',
+        'geotrain_verdict{kind="link",where="a -> b"} 1.0',
     ):
         assert line in lines
     text = "\n".join(lines)

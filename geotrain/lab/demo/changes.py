@@ -36,6 +36,8 @@ class Step(Protocol):
     @property
     def reason(self) -> str: ...
     @property
+    def verdicts(self) -> Mapping[tuple[str, str], str]: ...
+    @property
     def ended_s(self) -> float: ...
 
 
@@ -64,6 +66,7 @@ class ChangeLog:
     def on_step(self, step: Step) -> None:
         before, self._step = self._step, step
         at_s = step.ended_s
+        self._compare_verdicts(before.verdicts if before is not None else {}, step)
         if not step.committed:
             self._add(at_s, f"step {step.step} skipped in every region", step.reason)
         if before is None:
@@ -74,6 +77,15 @@ class ChangeLog:
         if before.num_microbatches != step.num_microbatches:
             what = f"microbatches {before.num_microbatches} -> {step.num_microbatches}"
             self._add(at_s, f"{what} from step {step.step} on")
+
+    def _compare_verdicts(self, was: Mapping[tuple[str, str], str], step: Step) -> None:
+        # While one lasts, its factor may change, and a remedy may join it.
+        for key, text in step.verdicts.items():
+            if key not in was:
+                self._add(step.ended_s, text)
+        for key, text in was.items():
+            if key not in step.verdicts:
+                self._add(step.ended_s, f"over: {text}")
 
     def on_link(self, name: str, peer: str, link: Mapping[str, Any], *, now: float) -> None:
         """What a daemon says of a link; that it is made at the start is no change."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from geotrain.control.attribution import in_words
 from geotrain.lab.demo.changes import Change
 from geotrain.lab.demo.comparison import Comparison
 from geotrain.lab.demo.state import RunState
@@ -101,6 +102,7 @@ class Report:
             "ideal_s": comparison.ideal_s,
             "lower_bound_s": comparison.lower_bound_s,
             "single_process_step_s": comparison.single_process_step_s,
+            "attribution_s": {region.name: region.spent_s for region in self.state.regions},
         }
         if options.verify:
             event["max_abs_param_diff"] = difference
@@ -125,7 +127,7 @@ class Report:
             lines.append(f"round trip {link}: {measured} ms")
         if options.regions > 1 and options.rtt_ms > 0:
             lines += self._delay_share(comparison.step_s)
-        lines += ["", *self._table(comparison), "", *self._remarks(comparison)]
+        lines += ["", *self._table(comparison), "", *self._remarks(comparison), *self._spent()]
         if options.verify:
             same = "bit for bit what one plain torch process computes"
             verdict = same if difference == 0.0 else "NOT what one plain torch process computes"
@@ -156,6 +158,16 @@ class Report:
             against = "" if name == "measured" else against
             lines.append(f"  {name:<12}{figure}  {remark:<34}  {against}".rstrip())
         return lines
+
+    def _spent(self) -> list[str]:
+        """Where the regions' steps went, all but the first."""
+        width = max(map(len, self.state.options.names))
+        rows = [
+            f"  {region.name:<{width}}  {in_words(region.spent_s, most=4)}"
+            for region in self.state.regions
+            if region.spent_s
+        ]
+        return ["", "where the time of a step went", *rows] if rows else []
 
     def _remarks(self, comparison: Comparison) -> list[str]:
         cpus = f"{self.num_cpus} CPU{'s' if self.num_cpus > 1 else ''}"

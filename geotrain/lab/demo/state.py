@@ -32,13 +32,16 @@ class StepLine:
     ended_s: float
     """On the machine's monotonic clock, as are the times of the trace."""
     attribution_s: Mapping[str, float]
+    verdicts: Mapping[tuple[str, str], str]
+    """What is off: its kind and where, and a line of text."""
     trace: Sequence[TracedAction]
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Self:
         """KeyError, TypeError or ValueError where it is no such line."""
         return cls(
-            **{name: line[name] for name in cls.__slots__ if name != "trace"},
+            **{name: line[name] for name in cls.__slots__ if name not in ("trace", "verdicts")},
+            verdicts={(each["kind"], each["where"]): each["text"] for each in line["verdicts"]},
             trace=[
                 TracedAction(kind=kind, microbatch=microbatch, begin_s=begin_s, end_s=end_s)
                 for kind, microbatch, begin_s, end_s in line["trace"]
@@ -75,6 +78,8 @@ class RegionState:
     forward_s: list[float] = field(default_factory=list)
     """The median of each step after the first, which also warms up."""
     backward_s: list[float] = field(default_factory=list)
+    spent_s: dict[str, float] = field(default_factory=dict)
+    """Where all its steps after the first went."""
 
     @property
     def action(self) -> str:
@@ -118,6 +123,9 @@ class RegionState:
 
     def add(self, line: StepLine) -> None:
         self.lines.append(line)
+        if line.step > 1:
+            for cause, seconds in line.attribution_s.items():
+                self.spent_s[cause] = self.spent_s.get(cause, 0.0) + seconds
         for kind, medians in (("F", self.forward_s), ("B", self.backward_s)):
             spent = [a.end_s - a.begin_s for a in line.trace if a.kind == kind]
             if line.step > 1 and spent:

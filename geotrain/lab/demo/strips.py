@@ -60,9 +60,9 @@ def _owners(
 
     Where many short actions share a column, the kind that has most of it is found first.
     """
-    if end_s <= begin_s:
+    column_s = (end_s - begin_s) / width if width else 0.0
+    if column_s <= 0:  # also where a step is shorter than a float can divide
         return [None] * width
-    column_s = (end_s - begin_s) / width
     shares: list[dict[int, float]] = [{} for _ in range(width)]
     for index, action in enumerate(trace):
         first = max(0, int((action.begin_s - begin_s) / column_s))

@@ -58,6 +58,7 @@ def _line(result: geotrain.StepResult) -> dict[str, object]:
     names += ["wan_bytes", "committed", "reason", "attribution_s"]
     line: dict[str, object] = {"event": "step"} | {name: getattr(result, name) for name in names}
     # One machine has one monotonic clock, so its regions can be laid side by side.
+    line["verdicts"] = [verdict.to_record() for verdict in result.verdicts]
     line["ended_s"] = time.monotonic()
     line["trace"] = [[a.kind, a.microbatch, a.begin_s, a.end_s] for a in result.trace]
     return line

@@ -113,11 +113,11 @@ def _loss(state: RunState, *, width: int, ascii_only: bool) -> Text:
 
 
 def _regions(state: RunState, shown: int, *, wide: bool) -> Table:
-    figures = ("in flight", "bubble", "loss", "tokens/s")
+    figures = ("in flight", "bubble", "mostly", "tokens/s")
     if not wide:
         table = table_of("region", "now", figures=figures)
     else:
-        table = table_of("region", "layers", "now", figures=(*figures, "step", "computes", "waits"))
+        table = table_of("region", "layers", "now", figures=(*figures, "step", "computes"))
     table.columns[2 if wide else 1].min_width = 26  # or columns would jump as actions change
     for index, region in enumerate(state.regions[:shown]):
         first, last = layer_ranges(state.options.num_layers, len(state.regions))[index]
@@ -139,17 +139,16 @@ def _action(region: RegionState, state: RunState) -> Text:
 
 def _figures(region: RegionState, state: RunState, index: int, *, wide: bool) -> list[str]:
     if not region.lines:
-        return ["-"] * (7 if wide else 4)
+        return ["-"] * (6 if wide else 4)
     line = region.lines[-1]
     figures = [
         "-" if state.ended_at else f"{line.most_in_flight} of {line.windows[index]}",
         f"{line.bubble:.0%}",
-        f"{line.loss:.3f}",
+        words.largest_wait(line.attribution_s),
         words.count(line.num_tokens / line.step_s),
     ]
     if wide:
-        spent = (line.attribution_s[name] for name in ("compute", "wait"))
-        figures += [f"{line.step_s:.3f} s", *(f"{seconds:.3f} s" for seconds in spent)]
+        figures += [f"{line.step_s:.3f} s", f"{line.attribution_s['compute']:.3f} s"]
     return figures
 
 

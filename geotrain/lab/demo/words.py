@@ -1,9 +1,22 @@
 """Figures and actions in the few characters that a table's cell has. Pure."""
 
 import re
+from collections.abc import Mapping
 
 _ACTION = re.compile(r"^(forward|backward) \d+[FB](\d+) of (?:step|evaluation batch) \d+$")
 _WAITING = re.compile(r"^waiting for (.+?)(?: of step \d+)?$")
+
+
+_SHORT = {
+    "link_delay": "delay",
+    "link_rate": "rate",
+    "imbalance": "others",
+    "collectives": "ranks",
+    "optimizer": "optim.",
+    "user_code": "script",
+    "runtime": "own",
+}
+"""Of what a step went into; the other names are short as they are."""
 
 
 def action(text: str) -> str:
@@ -65,3 +78,13 @@ def dollars(usd: float) -> str:
 def mbit(bytes_per_s: float | None) -> str:
     """As links are sold, without the unit."""
     return "-" if bytes_per_s is None else f"{bytes_per_s * 8e-6:.0f}"
+
+
+def largest_wait(spent_s: Mapping[str, float]) -> str:
+    """What most of a region's step went into besides computing, such as "drain 14%"."""
+    step_s = sum(spent_s.values())
+    others = {cause: s for cause, s in spent_s.items() if cause != "compute"}
+    cause = max(others, key=others.__getitem__, default="")
+    if not cause or step_s <= 0 or others[cause] < 0.005 * step_s:
+        return "-"
+    return f"{_SHORT.get(cause, cause)} {others[cause] / step_s:.0%}"

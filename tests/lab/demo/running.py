@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from geotrain.control.attribution import CAUSES
 from geotrain.lab.demo.options import Options
 from geotrain.lab.demo.state import RunState, StepLine
 
@@ -34,7 +35,8 @@ def step_record(
         "wan_bytes": 4_200_000,
         "committed": True,
         "reason": "",
-        "attribution_s": {"compute": 0.24, "wait": 0.7},
+        "attribution_s": dict.fromkeys(CAUSES, 0.0) | {"compute": 0.24, "drain": 0.6, "fill": 0.16},
+        "verdicts": [],
         "ended_s": ended_s,
         "trace": trace,
     }

@@ -97,3 +97,15 @@ def test_settings_are_told_in_the_units_that_people_use(settings, text):
 def test_every_setting_of_a_link_can_be_told():
     for name, value in LinkSettings().as_dict().items():
         assert describe_settings({name: value})
+
+
+def test_what_is_off_is_told_once_when_it_begins_and_once_when_it_is_over():
+    log = ChangeLog(NAMES)
+    slow = {"kind": "compute", "where": "frankfurt", "text": "compute 1.5x since step 2"}
+    slower = slow | {"text": "compute 1.6x since step 2; move a layer"}
+    for number, verdicts in enumerate([[], [slow], [slower], [], []], start=1):
+        log.on_step(step(number, verdicts=verdicts))
+    assert [(change.at_s, change.what) for change in log.take()] == [
+        (2.0, "compute 1.5x since step 2"),
+        (4.0, "over: compute 1.6x since step 2; move a layer"),
+    ]

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from geotrain.lab.demo.changes import Change
 from geotrain.lab.demo.comparison import compare
 from geotrain.lab.demo.report import Report, rtt_of_links
@@ -39,7 +41,9 @@ def test_json_lines_have_the_documented_keys():
         "ideal_s": comparison.ideal_s,
         "lower_bound_s": comparison.lower_bound_s,
         "single_process_step_s": 0.5,
+        "attribution_s": {region.name: region.spent_s for region in report.state.regions},
     }
+    assert report.state.regions[1].spent_s["drain"] == pytest.approx(1.2)  # steps 2 and 3
     report, comparison = report_of(json=True, verify=True)
     (text,) = report.summary(comparison, wall_s=1.0, rtt_ms=RTT_MS, difference=0.0)
     assert json.loads(text)["max_abs_param_diff"] == 0.0
@@ -92,6 +96,10 @@ def test_the_summary_says_what_the_delay_costs_and_what_the_step_is_measured_aga
         "",
         "T_ideal and the bound: with the forwards and backwards as they took in this run,",
         "in which all regions shared this machine's 2 CPUs",
+        "",
+        "where the time of a step went",
+        "  virginia   drain 60 %, compute 24 %, fill 16 %",
+        "  frankfurt  drain 60 %, compute 24 %, fill 16 %",
         "parameters: largest difference 0.0: bit for bit what one plain torch process computes",
     ]
 

@@ -46,3 +46,9 @@ def test_saved_is_what_coding_kept_off_the_wire(payload, wire, text):
 def test_names_are_cut_to_their_column():
     assert words.shortened("virginia", 10) == "virginia"
     assert words.shortened("sao-paulo-east", 10) == "sao-paul.."
+
+
+def test_the_largest_part_of_a_step_besides_computing():
+    assert words.largest_wait({"compute": 0.8, "link_delay": 0.15, "drain": 0.05}) == ("delay 15%")
+    assert words.largest_wait({"compute": 1.0, "drain": 0.001}) == "-"
+    assert words.largest_wait({"compute": 1.0}) == words.largest_wait({}) == "-"

@@ -1,0 +1,82 @@
+"""What is off in a real run is named, in every region alike."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Regions, RunSpec
+from verdicts_rank import GLOBAL_BATCH, SLOW_FROM, SLOW_UNTIL, STEPS
+
+from geotrain.commands.status import fetch
+from geotrain.config import load_config
+from geotrain.lab.settings import LinkSettings
+from geotrain.lab.wan import open_wan
+
+HERE = Path(__file__).parent
+LIMIT_S = 90.0
+NOTICED = 10
+"""Steps within which something is named."""
+LINK_FROM = 34
+"""The step from which on the link is slow, or one of the next."""
+
+
+def steps_of(log: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+
+
+def await_step(regions: Regions, number: int, deadline: float) -> int:
+    """Wait until the first region has done this step. Returns the newest one."""
+    while True:
+        done = steps_of(regions.ranks["r0"].output())
+        if done and done[-1]["step"] >= number:
+            return done[-1]["step"]
+        assert regions.ranks["r0"].popen.poll() is None, regions.all_tails()
+        assert time.monotonic() < deadline, regions.all_tails()
+        time.sleep(0.01)
+
+
+def named(step: dict[str, Any]) -> set[tuple[str, str]]:
+    return {(each["kind"], each["where"]) for each in step["verdicts"]}
+
+
+def test_a_slowed_stage_and_a_slow_link_are_named_rightly_in_every_region(tmp_path):
+    link = LinkSettings.from_round_trip(0.04, rate_bytes_per_s=125e6)
+    spec = RunSpec(microbatches=4, window=4, global_batch=GLOBAL_BATCH)
+    with (
+        open_wan("relay", sites=("r0", "r1"), link=link) as wan,
+        Regions(tmp_path, spec) as regions,
+    ):
+        deadline = time.monotonic() + LIMIT_S
+        route = wan.route("r0", "r1", 0)
+        for name in spec.names:
+            regions.start_rank(name, HERE / "verdicts_rank.py", name)
+        regions.start_daemons(urls={"r1": f"http://{route.host}:{route.port}"})
+        wan.aim(route, int(regions.ports["r1"]["listen"].rpartition(":")[2]))
+        slow_from = await_step(regions, LINK_FROM - 1, deadline) + 1
+        wan.set(source="r0", target="r1", delay_s=0.15)
+        slowed_at = await_step(regions, slow_from, deadline)
+        status = fetch(load_config(regions.config("r0")))
+        regions.expect_success(deadline=deadline)
+        logs = [regions.ranks[name].output() for name in spec.names]
+    told = [steps_of(log) for log in logs]
+    assert [each["step"] for each in told[0]] == list(range(1, STEPS + 1))
+    assert [named(each) for each in told[0]] == [named(each) for each in told[1]]
+    # Others may load this machine, so that a stage really is slow for a while; a link is not.
+    by_step = {each["step"]: named(each) for each in told[0]}
+    slow, late = ("compute", "r1"), ("link", "r0 -> r1")
+    assert slow in by_step[SLOW_FROM + NOTICED]
+    assert ("compute", "r0") not in by_step[SLOW_FROM + NOTICED]
+    assert not any(kind == "link" for n in range(LINK_FROM) for kind, _ in by_step.get(n, ()))
+    assert slow not in by_step[LINK_FROM - 1], "it is over"
+    assert late in by_step[STEPS], f"set at step {slow_from} to {slowed_at}"
+    assert ("link", "r1 -> r0") not in by_step[STEPS]
+    for log in logs:
+        assert ": over: compute in r1 1." in log
+        assert ": link r0 -> r1 " in log
+    for each in [step for region in told for step in region]:
+        assert sum(each["attribution_s"].values()) == pytest.approx(each["step_s"], abs=1e-6)
+    assert set(status["steps"]["regions_s"]) == {"r0", "r1"}
+    assert status["steps"]["total_s"]["compute"] > 0.1
+    assert SLOW_UNTIL < LINK_FROM
