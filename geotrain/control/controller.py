@@ -112,6 +112,10 @@ class Controller:
         self._looked_step = step
         seen = newest if is_far else _confirmed(self._planned, previous, newest)
         plan, bound = self._choose(seen, figures, num_microbatches, num_samples)
+        if bound == "rate" and self._observed.num_steps < _SETTLING_STEPS:
+            # A connection that still finds its rate looks just like a slow link; with narrow
+            # windows it would never find it.
+            return None
         if not is_due and plan.num_microbatches == num_microbatches:
             return None
         before, self._planned = self._planned, seen

@@ -106,15 +106,18 @@ def _row(
         "windows": steps[-1]["windows"] if steps else None,
         "num_microbatches": count if steps else None,
         "new_plans": [
-            {
-                "step": entry.step,
-                "steps_after_change": entry.step - numbers[0],
-                "windows": list(entry.windows),
-                "num_microbatches": entry.num_microbatches,
-                "why": entry.why,
-            }
-            for entry in own_plans
+            plan_row(entry) | {"steps_after_change": entry.step - numbers[0]} for entry in own_plans
         ],
+    }
+
+
+def plan_row(entry: Entry) -> dict[str, Any]:
+    """What the JSON says of a plan."""
+    return {
+        "step": entry.step,
+        "windows": list(entry.windows),
+        "num_microbatches": entry.num_microbatches,
+        "why": entry.why,
     }
 
 
