@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 
 FIRST_MICROBATCHES = 8
 """With "auto", until the regions know better: keeps two to four of them busy."""
-_LOOK_S = 1.0
-"""After this long a wait looks around, whether or not something came."""
 _DAEMON_FIRST_S = 5.0
 """A link that stays down is the daemon's to name, after the same wait; this leaves it the word."""
+_LOOK_S = 1.0
+"""After this long a wait looks around, whether or not something came."""
 
 
 class Daemon(Protocol):

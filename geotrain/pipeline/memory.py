@@ -18,15 +18,21 @@ class ActivationMeter:
     """
 
     def __init__(self, owned: Iterable[torch.Tensor], *, device: torch.device) -> None:
+        self.largest_bytes = 0
+        """The most that any microbatch kept so far."""
         self._owned = {tensor.untyped_storage().data_ptr() for tensor in owned}
         self._device = device
         self._most_bytes = 0
-        self.largest_bytes = 0
-        """The most that any microbatch kept so far."""
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
         """Around the forward of one microbatch, its loss included."""
+        with self._finding():
+            yield
+        self.largest_bytes = max(self.largest_bytes, self._most_bytes)
+
+    @contextmanager
+    def _finding(self) -> Iterator[None]:
         if self._device.type == "cuda":
             before = torch.cuda.memory_allocated(self._device)
             yield
@@ -37,7 +43,6 @@ class ActivationMeter:
                 yield
             found = sum(size for place, size in storages.items() if place not in self._owned)
         self._most_bytes = max(self._most_bytes, found)
-        self.largest_bytes = max(self.largest_bytes, found)
 
     def take(self) -> int:
         """The most bytes that any microbatch kept since this was last asked; 0 where none was."""
