@@ -34,9 +34,12 @@ check: $(STAMP)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+# Tables of many minutes, each run by itself: see its first lines.
+LONG_BENCHMARKS := %/soak.py %/step_table.py %/auto_windows.py %/simulator_check.py %/planner_grid.py
+
 # Each prints one JSON object; run alone on the machine.
 bench: $(STAMP)
-	@set -e; for script in $(filter-out %/soak.py %/step_table.py,$(sort $(wildcard tests/benchmarks/*.py))); do \
+	@set -e; for script in $(filter-out $(LONG_BENCHMARKS),$(sort $(wildcard tests/benchmarks/*.py))); do \
 		echo "# $$script" >&2; $(BIN)/python $$script $(BENCH_ARGS); done
 
 # Steps over emulated links against torch's own pipelining, as markdown; as root, about an hour.

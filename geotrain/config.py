@@ -199,6 +199,9 @@ class LimitsConfig(_Table):
     """Dollars of egress in one UTC day after which the run stops in order; none by default."""
     in_flight: int | None = Field(default=None, ge=1)
     """At most so many microbatches in flight in this region, whatever the plan says."""
+    in_flight_samples: int | None = Field(default=None, ge=1)
+    """The same in samples: what memory has room for, however the batch is cut. One microbatch
+    is always admitted."""
 
 
 class SiteConfig(_Table):

@@ -288,6 +288,7 @@ class Region:
             num_microbatches=run.plan.microbatches if run is not None else 1,
             window=run.plan.window if run is not None else "classic",
             in_flight_limit=site.limits.in_flight if site is not None else None,
+            in_flight_samples=site.limits.in_flight_samples if site is not None else None,
             replay=self._config.replay_path if self._config is not None else None,
             plan_log=self._config.plan_log_path if self._config is not None else None,
             default_steps=run.steps if run is not None else None,

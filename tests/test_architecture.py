@@ -61,6 +61,7 @@ PURE = {
     "geotrain.lab.history",
     "geotrain.lab.bench.progress",
     "geotrain.lab.bench.link_report",
+    "geotrain.lab.bench.phases",
     "geotrain.lab.demo.changes",
     "geotrain.lab.demo.comparison",
     "geotrain.lab.demo.links",

@@ -105,12 +105,14 @@ wait_s = 60
 [site.limits]
 egress_usd_per_day = 12.5
 in_flight = 6
+in_flight_samples = 64
 """,
     )
     assert config.run.max_grad_norm == 1.0
     assert config.neighbours["virginia"].egress_usd_per_gb == 0.02
     assert config.socket_path == tmp_path / "run" / "rank.sock"
     assert config.site.limits.in_flight == 6
+    assert config.site.limits.in_flight_samples == 64
     assert config.replay_path == tmp_path / "old" / "plan.jsonl"
     assert config.plan_log_path == tmp_path / "plan.jsonl"
     assert config.site.link.congestion == "cubic"

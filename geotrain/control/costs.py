@@ -1,5 +1,6 @@
 """What stages and links cost, from what the regions measured."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -8,6 +9,15 @@ from geotrain.pipeline.simulate import Boundary, Direction, PipelineModel, Stage
 
 HIGH = 0.95
 """The quantile of the delivery times that windows are to cover: of twenty, one may come later."""
+_FEW = 4
+"""Fewer tensors that queued do not show how far apart they come."""
+_APART = 1.5
+"""By how much the times between two sendings and between their arrivals must differ to show that
+the link queued them."""
+_FULL = 0.9
+"""Of the time between two arrivals: where the link took so much for each, it was never idle."""
+_LEAST_S = 1e-6
+"""A time below this is as good as none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +77,12 @@ class LinkCosts:
         """A delivery there and one back."""
         return self.forward.delivery_s + self.backward.delivery_s
 
+    @property
+    def least_s(self) -> float:
+        """The same without what made some tensors later than others: what none is below."""
+        ways = (self.forward, self.backward)
+        return sum(way.latency_s + way.transfer_s for way in ways)
+
     def without_slots(self) -> "LinkCosts":
         """The same link with arenas of any size."""
         return LinkCosts(
@@ -99,9 +115,11 @@ def direction_costs(
 ) -> DirectionCosts | None:
     """One direction's costs; None where no tensor has made the trip.
 
-    A tensor's own time on the link is taken from the quickest of them. What the others waited for
-    the ones ahead of them follows from that, and is not part of a delivery: no window, however
-    wide, makes a link faster.
+    A tensor's own time on the link is taken from the quickest of them; or from how far apart they
+    arrived, where they show that they queued. What each waited for the ones ahead of it follows
+    from that, and is not part of a delivery: no window, however wide, makes a link faster. For the
+    same reason a busy link's jitter is what each tensor took longer than the one ahead of it, and
+    not how long the queue has become.
 
     Args:
         trips: Of tensors and records, of one step or several.
@@ -110,19 +128,65 @@ def direction_costs(
     tensors = sorted(trip for trip in trips if trip.microbatch != RECORD)
     if not tensors:
         return None
-    latency_s = rtt_s / 2
-    transfer_s = max(0.0, min(trip.way_s for trip in tensors) - rtt_s)
-    jitter_s, step, free_s = [], None, 0.0
+    queue = _Queue.of(tensors, rtt_s=rtt_s)
+    transfer_s = queue.service_s
+    if transfer_s is None:
+        transfer_s = max(0.0, min(trip.way_s for trip in tensors) - rtt_s)
+    late_s = queue.later_s if queue.is_full else _beyond_queueing_s(tensors, transfer_s, rtt_s)
+    return DirectionCosts(
+        latency_s=rtt_s / 2,
+        transfer_s=transfer_s,
+        jitter_s=tuple(max(0.0, each) for each in late_s),
+        slots=slots,
+    )
+
+
+def _beyond_queueing_s(tensors: Sequence[Trip], transfer_s: float, rtt_s: float) -> list[float]:
+    """What each took besides latency, its own time, and that of those still ahead of it."""
+    found, step, free_s = [], None, 0.0
     for trip in tensors:
         if trip.step != step:
             step, free_s = trip.step, trip.sent_s
         begin_s = max(trip.sent_s, free_s)
         free_s = begin_s + transfer_s
         waited_s = begin_s - trip.sent_s
-        jitter_s.append(max(0.0, trip.way_s - rtt_s - transfer_s - waited_s))
-    return DirectionCosts(
-        latency_s=latency_s, transfer_s=transfer_s, jitter_s=tuple(jitter_s), slots=slots
-    )
+        found.append(trip.way_s - rtt_s - transfer_s - waited_s)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Queue:
+    """What arrivals one behind the other say of a link."""
+
+    service_s: float | None
+    """What the link took for each whose turn had come; None where that does not show."""
+    is_full: bool
+    """Whether most arrived as fast as the link could bring them."""
+    later_s: Sequence[float]
+    """What each took longer than that, once the one ahead of it had arrived."""
+
+    @classmethod
+    def of(cls, tensors: Sequence[Trip], *, rtt_s: float) -> "_Queue":
+        gaps_s, served_s, alone_s = [], [], []
+        for ahead, trip in itertools.pairwise(tensors):
+            if ahead.step != trip.step or ahead.microbatch + 1 != trip.microbatch:
+                continue
+            arrived_s, ahead_s = trip.sent_s + trip.way_s, ahead.sent_s + ahead.way_s
+            gap_s, sent_gap_s = arrived_s - ahead_s, trip.sent_s - ahead.sent_s
+            gaps_s.append(gap_s)
+            alone_s.append(arrived_s - max(ahead_s, trip.sent_s + rtt_s))
+            # Had they been sent as far apart, this could as well be a delay that all share.
+            is_apart = max(gap_s, sent_gap_s) > _APART * min(gap_s, sent_gap_s)
+            if is_apart and ahead_s - rtt_s > trip.sent_s:
+                served_s.append(max(0.0, gap_s))
+        if len(served_s) < _FEW:
+            return cls(service_s=None, is_full=False, later_s=())
+        service_s = quantile(served_s, 0.5)
+        return cls(
+            service_s=service_s,
+            is_full=service_s >= _FULL * quantile(gaps_s, 0.5),
+            later_s=[each - service_s for each in alone_s],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,17 +204,21 @@ class Fit:
 def fit_line(points: Sequence[tuple[float, float]]) -> Fit:
     """The line through (samples, seconds) with the least squares, neither part below zero.
 
+    Errors count as shares of the seconds, since longer times vary by more.
+
     Where all microbatches had one size nothing tells overhead from slope: all is slope then, so
     that a prediction for other sizes errs on the side of none.
     """
     assert points
-    count = len(points)
-    mean_n, mean_s = sum(n for n, _ in points) / count, sum(s for _, s in points) / count
-    spread = sum((n - mean_n) ** 2 for n, _ in points)
+    weighed = [(n, s, 1 / max(s, _LEAST_S) ** 2) for n, s in points]
+    total = sum(weight for _, _, weight in weighed)
+    mean_n = sum(n * weight for n, _, weight in weighed) / total
+    mean_s = sum(s * weight for _, s, weight in weighed) / total
+    spread = sum(weight * (n - mean_n) ** 2 for n, _, weight in weighed)
     through_zero = Fit(overhead_s=0.0, slope_s=mean_s / mean_n if mean_n else 0.0)
-    if spread == 0:
+    if len({n for n, _ in points}) == 1:
         return through_zero
-    slope_s = sum((n - mean_n) * (s - mean_s) for n, s in points) / spread
+    slope_s = sum(weight * (n - mean_n) * (s - mean_s) for n, s, weight in weighed) / spread
     if slope_s < 0:
         return Fit(overhead_s=mean_s, slope_s=0.0)
     overhead_s = mean_s - slope_s * mean_n

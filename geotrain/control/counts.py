@@ -1,6 +1,7 @@
 """How many microbatches: more of them fill the line better and fit a small memory, fewer of them
 pay less overhead. What a stage takes at another size follows from the sizes that it has run."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,37 +13,39 @@ GAIN = 0.03
 """What another count must save of a step."""
 _MAX_SIZES = 4
 """Of the sizes seen last, through which a line is drawn."""
+_MAX_STEPS = 5
+"""Of the steps at each size, over which its times are averaged."""
+_Means = tuple[tuple[float, float], ...]
+"""Of each stage: a forward and a backward."""
 
 
 class Sizes:
     """What every stage took for a microbatch, at every size that has run."""
 
     def __init__(self) -> None:
-        self._seen: dict[float, tuple[StageCosts, ...]] = {}
+        self._steps: dict[float, deque[_Means]] = {}
 
     def add(self, size: float, stages: Sequence[StageCosts]) -> None:
-        """Note the newest times at a size, which is samples in a microbatch."""
-        self._seen.pop(size, None)
-        self._seen[size] = tuple(stages)
-        while len(self._seen) > _MAX_SIZES:
-            self._seen.pop(next(iter(self._seen)))
+        """Note the times of a step at a size, which is samples in a microbatch."""
+        steps = self._steps.pop(size, None) or deque(maxlen=_MAX_STEPS)
+        steps.append(tuple((mean(each.forward_s), mean(each.backward_s)) for each in stages))
+        self._steps[size] = steps
+        while len(self._steps) > _MAX_SIZES:
+            self._steps.pop(next(iter(self._steps)))
+
+    def _points(self, stage: int, part: int) -> list[tuple[float, float]]:
+        """(samples, seconds) of a stage's forwards (0) or backwards (1)."""
+        return [
+            (size, mean([means[stage][part] for means in steps]))
+            for size, steps in self._steps.items()
+        ]
 
     def at(self, other: float, seen: Seen, *, size: float) -> Seen:
         """What was seen at `size`, as it should be with microbatches of another size."""
         stages = [
             StageCosts(
-                forward_s=_scaled(
-                    stage.forward_s,
-                    [(n, mean(each[index].forward_s)) for n, each in self._seen.items()],
-                    size,
-                    other,
-                ),
-                backward_s=_scaled(
-                    stage.backward_s,
-                    [(n, mean(each[index].backward_s)) for n, each in self._seen.items()],
-                    size,
-                    other,
-                ),
+                forward_s=_scaled(stage.forward_s, self._points(index, 0), size, other),
+                backward_s=_scaled(stage.backward_s, self._points(index, 1), size, other),
             )
             for index, stage in enumerate(seen.stages)
         ]
@@ -81,8 +84,8 @@ def choose_count(
 ) -> tuple[Plan, Bound]:
     """The plan for as many microbatches as now, for twice or for half as many.
 
-    Another count must gain GAIN; it is never more than there are samples, nor fewer than there are
-    stages where there were more.
+    Another count must gain GAIN, and one of its microbatches must fit every region's memory; it is
+    never more than there are samples, nor fewer than there are stages where there were more.
 
     Args:
         seen: At `num_microbatches`.
@@ -108,7 +111,9 @@ def choose_count(
     enough_s = best.predicted_s * (1 - GAIN)
     fewest = min(num_microbatches, len(seen.stages))
     for count in (2 * num_microbatches, num_microbatches // 2):
-        if not fewest <= count <= num_samples:
+        # In proportion, and 0 stands for no limit: what has no room for one is no candidate.
+        has_room = all(most * count >= num_microbatches for most in memory if most)
+        if not fewest <= count <= num_samples or not has_room:
             continue
         plan, _ = plan_for(count)
         if plan.predicted_s < min(enough_s, best.predicted_s):

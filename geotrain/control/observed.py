@@ -14,8 +14,8 @@ from geotrain.control.costs import (
 )
 from geotrain.control.figures import RECORD, Figures, Hold, Matches, Passage, Trip
 
-_FEW = 16
-"""With fewer deliveries than this in a step, those of the step before count as well."""
+_FEW = 8
+"""With fewer deliveries than this of the newest step, those known of the one before count too."""
 
 _T = TypeVar("_T")
 
@@ -123,9 +123,14 @@ class _Way:
 
     @property
     def trips(self) -> list[Trip]:
-        """Of the last step, or of the last two where there are only a few."""
-        last = list(self._recent[-1]) if self._recent else []
-        return last if len(last) >= _FEW else [trip for trips in self._recent for trip in trips]
+        """Of the newest step alone, so that a link that changed shows as it is now.
+
+        Those of the step before whose acknowledgement came late count where there are too few.
+        """
+        last = self._recent[-1] if self._recent else ()
+        newest = max((trip.step for trip in last if trip.microbatch != RECORD), default=0)
+        own = [trip for trip in last if trip.microbatch == RECORD or trip.step == newest]
+        return own if len(own) >= _FEW else [trip for trips in self._recent for trip in trips]
 
     def costs(self, rtt_s: float) -> DirectionCosts | None:
         return direction_costs(self.trips, rtt_s=rtt_s, slots=self._slots)

@@ -16,15 +16,14 @@ from geotrain.pipeline.edge import Edge
 from geotrain.pipeline.result import StepResult
 from geotrain.pipeline.segment import SegmentInfo
 from geotrain.pipeline.stage import LossSpec
+from geotrain.pipeline.window import FIRST_MICROBATCHES
 
 logger = logging.getLogger(__name__)
 
-FIRST_MICROBATCHES = 8
-"""With "auto", until the regions know better: keeps two to four of them busy."""
-_DAEMON_FIRST_S = 5.0
-"""A link that stays down is the daemon's to name, after the same wait; this leaves it the word."""
 _LOOK_S = 1.0
 """After this long a wait looks around, whether or not something came."""
+_DAEMON_FIRST_S = 5.0
+"""A link that stays down is the daemon's to name, after the same wait; this leaves it the word."""
 
 
 class Daemon(Protocol):
@@ -80,6 +79,9 @@ class Place:
     num_microbatches: int | Literal["auto"]
     window: str | int | Sequence[int]
     in_flight_limit: int | None
+    """Of this site: the most microbatches in flight, whatever the plan says."""
+    in_flight_samples: int | None
+    """The same in samples."""
     replay: Path | None
     """Whose plans to repeat; what the first region has counts."""
     plan_log: Path | None
@@ -130,7 +132,9 @@ class Context:
         self._stalled_s = 0.0
         self.step: int | None = None
         """The step that the regions are at, from 1; None before the first."""
-        self.window = "classic" if place.window == "auto" else place.window
+        # Before anything is known of the links: with wide windows a step is as quick as with any
+        # (simulated lines: within 1 % of the best), and `Following.room` bounds their memory.
+        self.window = "wide" if place.window == "auto" else place.window
         """What the next batch is announced with; in the first region only."""
         auto = place.num_microbatches == "auto"
         self.num_microbatches = FIRST_MICROBATCHES if auto else int(place.num_microbatches)

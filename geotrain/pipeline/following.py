@@ -4,6 +4,7 @@ With plan.replay they are those of another run, from the file that its first reg
 """
 
 import logging
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from geotrain.control.journal import Entry, Journal
 from geotrain.control.votes import Vote
 from geotrain.pipeline.context import Context
 from geotrain.pipeline.edge import Edge
-from geotrain.pipeline.memory import ActivationMeter, memory_limit, spare_bytes
+from geotrain.pipeline.memory import ActivationMeter, bytes_to_come, memory_limit, spare_bytes
 from geotrain.pipeline.opening import Opening
 from geotrain.pipeline.runtime import Account
 from geotrain.pipeline.schedule import Kind
@@ -40,6 +41,9 @@ class Following:
         self._meter: ActivationMeter | None = None
         self._kept_bytes: dict[int, int] = {}
         """What a microbatch in flight keeps in memory at most, by the count that they were."""
+        self._spare_bytes: int | None = None
+        """Memory that was free before the first microbatch."""
+        self._first_room: int | None = None
         self._controller: Controller | None = None
         self._replayed: Journal | None = None
         self._written: tuple[int, tuple[int, ...]] | None = None
@@ -91,18 +95,51 @@ class Following:
             raise self._context.error("config", f"site.plan_log {file}: {exc.strerror}") from exc
         self._written = plan
 
+    def room(self) -> int:
+        """The most microbatches in flight that memory has room for, until a plan rests on it.
+
+        The first step's windows are as wide as can be, so that it waits for no link. Its first
+        microbatch shows what each of them keeps; until then it is as with 1F1B.
+        """
+        if self._meter is None or self._kept_bytes:
+            return sys.maxsize
+        if self._first_room is not None:
+            return self._first_room
+        kept_bytes, place = self._meter.seen_bytes, self._context.place
+        least = classic_windows(len(place.region_names))[place.index]
+        if kept_bytes is None:
+            if self._spare_bytes is None:
+                self._spare_bytes = self._spare()
+            return least
+        most = memory_limit(kept_bytes, spare_bytes=self._spare_bytes, least=least)
+        self._first_room = most or sys.maxsize
+        return self._first_room
+
+    def _spare(self) -> int | None:
+        """Memory for activations, while there are none."""
+        free_bytes = spare_bytes(self._context.place.device)
+        if free_bytes is None:
+            return None
+        parameters = self._context.parts.segment.parameters()
+        to_come = bytes_to_come(parameters, is_first_step=not self._kept_bytes)
+        return max(0, free_bytes - to_come)
+
     def figures(self, account: Account, opening: Opening) -> Figures | None:
         """What this region's vote says of the step just run."""
         if self._meter is None:
             return None
         place, count = self._context.place, opening.work.num_microbatches
         kept_bytes = max(self._meter.take(), self._kept_bytes.get(count, 0))
+        free_bytes = self._spare()
         self._kept_bytes[count] = kept_bytes
         room = memory_limit(
             kept_bytes,
-            spare_bytes=spare_bytes(place.device),
+            spare_bytes=free_bytes,
             least=classic_windows(len(place.region_names))[place.index],
         )
+        if place.in_flight_samples is not None and count:
+            own = max(1, place.in_flight_samples // -(-opening.num_samples // count))
+            room = min(room, own) if room else own
         return measure(self._context, account, memory_limit=room, now=time.monotonic())
 
     def on_votes(self, votes: Sequence[Vote], opening: Opening) -> None:

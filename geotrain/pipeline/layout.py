@@ -6,6 +6,7 @@ tensor contiguous would compute something else than one process, so strides trav
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -53,31 +54,56 @@ class Layout:
         )
 
     @property
-    def sent_shape(self) -> tuple[int, ...]:
-        """The shape of what travels: one element along each expanded dimension (stride 0)."""
-        pairs = zip(self.shape, self.strides, strict=True)
-        return tuple(1 if stride == 0 and size > 1 else size for size, stride in pairs)
-
-    @property
     def numel(self) -> int:
         """Number of elements that travel."""
-        return math.prod(self.sent_shape)
+        return self.geometry.numel
+
+    @property
+    def geometry(self) -> "Geometry":
+        """What follows from shape and strides."""
+        return _geometry(self.shape, self.strides)
 
 
-def _storage_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[int]:
-    return sorted(range(len(shape)), key=lambda dim: (-strides[dim], dim))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """How the elements of a layout lie in memory."""
+
+    sent_shape: tuple[int, ...]
+    """The shape of what travels: one element along each expanded dimension (stride 0)."""
+    numel: int
+    order: tuple[int, ...]
+    """The dimensions in storage order."""
+    inverse: tuple[int, ...]
+    """The way back from that order."""
+    extent: int
+    """Elements from the first to the last, gaps included."""
+    is_restorable: bool
+    """Whether the strides address every sent element once within a bounded extent."""
 
 
-def _restorable(layout: Layout) -> bool:
-    """Whether these strides address every sent element once within a bounded extent."""
-    shape, strides = layout.sent_shape, layout.strides
-    extent = 1
-    for dim in reversed(_storage_order(shape, strides)):
-        if shape[dim] > 1:
-            if strides[dim] < extent:
-                return False
-            extent = strides[dim] * (shape[dim] - 1) + extent
-    return extent <= MAX_STRETCH * max(1, layout.numel)
+@lru_cache(maxsize=1024)
+def _geometry(shape: tuple[int, ...], strides: tuple[int, ...]) -> Geometry:
+    # A run has few layouts and asks for them with every tensor, on the thread that computes.
+    pairs = list(zip(shape, strides, strict=True))
+    sent_shape = tuple(1 if stride == 0 and size > 1 else size for size, stride in pairs)
+    numel = math.prod(sent_shape)
+    order = sorted(range(len(shape)), key=lambda dim: (-strides[dim], dim))
+    inverse = [0] * len(order)
+    for position, dim in enumerate(order):
+        inverse[dim] = position
+    extent, overlaps = 1, False
+    for dim in reversed(order):
+        if sent_shape[dim] > 1:
+            overlaps = overlaps or strides[dim] < extent
+            extent = strides[dim] * (sent_shape[dim] - 1) + extent
+    return Geometry(
+        sent_shape=sent_shape,
+        numel=numel,
+        order=tuple(order),
+        inverse=tuple(inverse),
+        extent=extent,
+        is_restorable=not overlaps and extent <= MAX_STRETCH * max(1, numel),
+    )
 
 
 def to_wire(tensor: torch.Tensor) -> tuple[torch.Tensor, Layout]:
@@ -94,7 +120,7 @@ def to_wire(tensor: torch.Tensor) -> tuple[torch.Tensor, Layout]:
         strides=tuple(detached.stride()),
         requires_grad=tensor.requires_grad,
     )
-    if not _restorable(layout):
+    if not layout.geometry.is_restorable:
         detached = detached.contiguous()
         layout = Layout(
             dtype=layout.dtype,
@@ -102,12 +128,11 @@ def to_wire(tensor: torch.Tensor) -> tuple[torch.Tensor, Layout]:
             strides=tuple(detached.stride()),
             requires_grad=layout.requires_grad,
         )
-    compact = detached
-    for dim, size in enumerate(layout.sent_shape):
+    compact, geometry = detached, layout.geometry
+    for dim, size in enumerate(geometry.sent_shape):
         if size != layout.shape[dim]:
             compact = compact.narrow(dim, 0, 1)
-    order = _storage_order(layout.sent_shape, layout.strides)
-    flat = compact.permute(order).contiguous().reshape(-1)
+    flat = compact.permute(geometry.order).contiguous().reshape(-1)
     if flat.stride() != (1,):  # torch calls a single element contiguous whatever its stride
         flat = flat.clone(memory_format=torch.contiguous_format)
     return flat, layout
@@ -120,17 +145,13 @@ def from_wire(flat: torch.Tensor, layout: Layout) -> torch.Tensor:
         A tensor with the layout's shape and strides, without autograd history. It shares `flat`'s
         memory where the tensor is dense.
     """
-    sent_shape, strides = layout.sent_shape, layout.strides
-    order = _storage_order(sent_shape, strides)
-    inverse = [0] * len(order)
-    for position, dim in enumerate(order):
-        inverse[dim] = position
-    permuted = flat.reshape([sent_shape[dim] for dim in order]).permute(inverse)
-    if layout.numel == 0 or not _restorable(layout):
-        return permuted.contiguous().expand(layout.shape)
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(sent_shape, strides, strict=True))
-    if extent == layout.numel:
+    geometry, strides = layout.geometry, layout.strides
+    sent_shape = geometry.sent_shape
+    if geometry.is_restorable and geometry.extent == geometry.numel > 0:
         return flat.as_strided(layout.shape, strides)
-    spread = flat.new_zeros(extent)
+    permuted = flat.reshape([sent_shape[dim] for dim in geometry.order]).permute(geometry.inverse)
+    if geometry.numel == 0 or not geometry.is_restorable:
+        return permuted.contiguous().expand(layout.shape)
+    spread = flat.new_zeros(geometry.extent)
     spread.as_strided(sent_shape, strides).copy_(permuted)
     return spread.as_strided(layout.shape, strides)

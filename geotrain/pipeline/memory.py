@@ -18,21 +18,17 @@ class ActivationMeter:
     """
 
     def __init__(self, owned: Iterable[torch.Tensor], *, device: torch.device) -> None:
-        self.largest_bytes = 0
-        """The most that any microbatch kept so far."""
         self._owned = {tensor.untyped_storage().data_ptr() for tensor in owned}
         self._device = device
         self._most_bytes = 0
+        self.largest_bytes = 0
+        """The most that any microbatch kept so far."""
+        self.seen_bytes: int | None = None
+        """What the last microbatch kept that was measured; None before the first."""
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
         """Around the forward of one microbatch, its loss included."""
-        with self._finding():
-            yield
-        self.largest_bytes = max(self.largest_bytes, self._most_bytes)
-
-    @contextmanager
-    def _finding(self) -> Iterator[None]:
         if self._device.type == "cuda":
             before = torch.cuda.memory_allocated(self._device)
             yield
@@ -42,7 +38,9 @@ class ActivationMeter:
             with torch.autograd.graph.saved_tensors_hooks(_note_in(storages), _as_it_is):
                 yield
             found = sum(size for place, size in storages.items() if place not in self._owned)
+        self.seen_bytes = found
         self._most_bytes = max(self._most_bytes, found)
+        self.largest_bytes = max(self.largest_bytes, found)
 
     def take(self) -> int:
         """The most bytes that any microbatch kept since this was last asked; 0 where none was."""
@@ -75,6 +73,17 @@ def memory_limit(kept_bytes: int, *, spare_bytes: int | None, least: int) -> int
     if spare_bytes is None or kept_bytes == 0:
         return 0
     return max(least, int(SHARE * spare_bytes) // kept_bytes)
+
+
+def bytes_to_come(parameters: Iterable[torch.Tensor], *, is_first_step: bool) -> int:
+    """What training will take besides activations, and has not yet.
+
+    Gradients that are not there, and, before an optimizer has run, its state: two values for each
+    that is trained, as Adam's.
+    """
+    states = 2 if is_first_step else 0
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    return sum((states + (each.grad is None)) * each.nbytes for each in trained)
 
 
 def spare_bytes(device: torch.device) -> int | None:

@@ -198,6 +198,9 @@ def _opening(
     own = windows[place.index]
     if place.in_flight_limit is not None:
         own = min(own, place.in_flight_limit)
+    if place.in_flight_samples is not None and record["microbatches"]:
+        largest = -(-int(record["samples"]) // int(record["microbatches"]))
+        own = min(own, place.in_flight_samples // largest)
     num_targets = float(record["targets"])
     return Opening(
         call=record["call"],

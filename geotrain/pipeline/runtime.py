@@ -1,7 +1,8 @@
 """Every forward and backward of one step (or one evaluation batch) in this region."""
 
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -99,6 +100,8 @@ class Runtime:
         self._group = group
         self._device = device
         self._around = surroundings
+        self.room: Callable[[], int] = lambda: sys.maxsize
+        """The most microbatches in flight that there is memory for, where somebody knows."""
         self._work = _NOTHING
         self._awaiting: list[int] = []
         self._next_forward = 0
@@ -153,7 +156,7 @@ class Runtime:
             forward_ready=self._forward_ready(work),
             backward_ready=self._backward_ready(work),
             in_flight=self._in_flight(work),
-            window=work.window,
+            window=min(work.window, self.room()),
         )
         if kind is None:
             return None

@@ -73,6 +73,7 @@ class Pipeline:
         self._snapshot = Snapshot(context, line, optimizers, schedulers, hooks, self._position)
         self._evaluation = Evaluation(context, stage, runtime, line)
         self._following = Following(context, stage)
+        self._runtime.room = self._following.room
         self._stop_request = ""
         self._wire_bytes_voted = context.wire_bytes()
         self._explaining = Explaining(context, line)

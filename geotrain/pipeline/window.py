@@ -3,6 +3,9 @@
 import math
 from collections.abc import Sequence
 
+FIRST_MICROBATCHES = 8
+"""Into which a batch is cut with "auto", until the regions know better: keeps two to four busy."""
+
 
 def classic_windows(num_stages: int) -> tuple[int, ...]:
     """The windows of 1F1B: stage i holds the microbatches of the stages from i on.
@@ -18,8 +21,11 @@ def resolve_windows(
     """The window of every stage under a plan's `window` setting.
 
     A number holds for all stages but the last, which runs each backward right after its forward
-    and gains nothing from more than one in flight. No window exceeds the microbatches there are.
+    and gains nothing from more than one in flight. No window exceeds the microbatches there are:
+    "wide" is as many as that.
     """
+    if window == "wide":
+        window = num_microbatches
     if window == "classic":
         windows = classic_windows(num_stages)
     elif isinstance(window, int):

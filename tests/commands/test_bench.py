@@ -2,12 +2,15 @@
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from geotrain.commands.bench import parse
 from geotrain.config import load_config
-from geotrain.lab.bench.options import BenchOptions, Work, site_toml
+from geotrain.control.journal import Entry
+from geotrain.lab.bench.options import BenchOptions, Script, Work, site_toml
 
 WORK = Work(
     forward_s=[0.02, 0.02],
@@ -24,6 +27,45 @@ def test_defaults():
 
 def test_windows_may_follow_the_links():
     assert parse(["step", "--window", "auto"]) == BenchOptions(work=WORK, window="auto")
+
+
+def test_a_batch_whose_samples_set_what_a_microbatch_costs():
+    given = "--microbatches auto --window auto --global-batch 128 --overhead-ms 6,9 --sample-ms 12 "
+    given += "--boundary-kib-per-sample 64 --memory-samples 16"
+    options = parse(["step", *given.split()])
+    work = options.work
+    assert (work.num_microbatches, work.global_batch, work.first_count) == ("auto", 128, 8)
+    assert (work.boundary_bytes, options.memory_samples) == (64 << 10, 16)
+    forward_s, backward_s = work.times_s(32)  # 4 samples each, a third of the time forward
+    assert forward_s == pytest.approx([0.018, 0.019])
+    assert backward_s == pytest.approx([0.036, 0.038])
+    costs = options.costs_with(32)
+    assert costs.transfer_s == [4 * (64 << 10) / 125e6]
+    text = site_toml(options, 0, folder=Path("x"), listen="127.0.0.1:0", dial=None)
+    site = tomllib.loads(text)
+    assert site["run"]["plan"] == {"microbatches": "auto", "window": "auto"}
+    assert (site["run"]["global_batch"], site["site"]["limits"]["in_flight_samples"]) == (128, 16)
+
+
+def test_a_script_is_read_and_checked_before_anything_starts(tmp_path, capsys):
+    file = tmp_path / "weather.toml"
+    file.write_text("[[change]]\nat_s = 3\nrtt_ms = 300\n")
+    assert parse(["step", "--script", str(file)]).script == Script(
+        text=file.read_text(), file=str(file)
+    )
+    file.write_text('[[change]]\nat_s = 3\nbetween = ["a", "b"]\nrtt_ms = 300\n')
+    with pytest.raises(SystemExit):
+        parse(["step", "--script", str(file)])
+    assert "weather.toml: change 1: there is no link a and b" in capsys.readouterr().err
+
+
+def test_the_plans_of_another_run_are_repeated(tmp_path):
+    file = tmp_path / "plan.jsonl"
+    file.write_text(Entry(step=1, num_microbatches=32, windows=(7, 1)).to_line())
+    options = parse(["step", "--replay", str(file)])
+    assert options.replay == file
+    text = site_toml(options, 0, folder=tmp_path, listen="127.0.0.1:0", dial=None)
+    assert tomllib.loads(text)["run"]["plan"]["replay"] == str(file)
 
 
 def test_every_option():
@@ -74,6 +116,19 @@ def test_windows_by_name_or_number(given, window):
         ("--boundary-kib 0", "--boundary-kib must be from 1"),
         ("--emulator relay --against torch", "sites with addresses of their own"),
         ("--emulator relay --congestion bbr", "relays cannot choose"),
+        ("--microbatches auto", "--microbatches auto needs --global-batch"),
+        ("--microbatches auto --global-batch 8", "--microbatches auto needs --window auto"),
+        ("--microbatches 16 --global-batch 8", "--microbatches cannot exceed --global-batch"),
+        ("--sample-ms 3", "--sample-ms needs --global-batch"),
+        ("--memory-samples 3", "--memory-samples needs --global-batch"),
+        ("--global-batch 64 --memory-samples 0", "--memory-samples must be 1 or more"),
+        ("--global-batch 64 --forward-ms 3", "with --global-batch give --overhead-ms"),
+        ("--global-batch 64 --overhead-ms 1,2,3", "--overhead-ms needs one number, or one for"),
+        ("--global-batch 64 --against torch", "leave out --global-batch"),
+        ("--script none.toml", "cannot read the script none.toml"),
+        ("--script none.toml --against torch", "leave out --script"),
+        ("--replay none.jsonl", "cannot repeat the plans of none.jsonl"),
+        ("--replay none.jsonl --window auto", "leave out --window"),
     ],
 )
 def test_what_cannot_be_is_refused(given, message, capsys):

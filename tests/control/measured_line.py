@@ -1,5 +1,7 @@
 """What the regions of a simulated step would have measured, as they would report it."""
 
+from dataclasses import replace
+
 from geotrain.control.figures import RECORD, Figures, Hold, Passage
 from geotrain.pipeline.simulate import Delivery, PipelineModel, Run, Simulated
 
@@ -55,3 +57,32 @@ def figures_of(
         parts[index]["slots_down"] = boundary.forward.slots or 0
         parts[index + 1]["slots_up"] = boundary.backward.slots or 0
     return [Figures(**part) for part in parts]
+
+
+_SENT_TO_REPORT_US = 100_000_000
+"""By how much `figures_of` has every tensor sent before the moment that its times count from."""
+
+
+class Reporter:
+    """Reports as they really come: what is acknowledged after a region's vote is in its next."""
+
+    def __init__(self) -> None:
+        self._late: dict[tuple[int, str], list[Passage]] = {}
+
+    def figures_of(
+        self, number: int, model: PipelineModel, step: Simulated, **others: object
+    ) -> list[Figures]:
+        reports = figures_of(number, model, step, **others)  # type: ignore[arg-type]
+        for stage, report in enumerate(reports):
+            voted_us = _us(step.runs[stage][-1].end_s) - _SENT_TO_REPORT_US
+            for name in ("sent_down", "sent_up"):
+                own: tuple[Passage, ...] = getattr(report, name)
+                late = [p for p in own if p.sent_us + p.returned_us > voted_us]
+                known = [p for p in own if p not in late]
+                earlier = self._late.get((stage, name), [])
+                self._late[stage, name] = [
+                    p._replace(sent_us=p.sent_us - _SENT_TO_REPORT_US) for p in late
+                ]
+                report = replace(report, **{name: (*known[:1], *earlier, *known[1:])})
+            reports[stage] = report
+        return reports

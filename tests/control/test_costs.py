@@ -51,6 +51,51 @@ def test_tensors_that_queue_for_a_slow_link_are_no_late_deliveries():
     assert costs.delivery_s == pytest.approx(0.15)
 
 
+def test_a_link_that_was_flooded_at_first_is_not_taken_for_a_slow_one():
+    """Sixteen at once, of which the first were slow to start: the rest arrive 8 ms apart."""
+    arrived_s = [0.1 + 0.05 * min(m, 8) + 0.008 * max(0, m - 8) for m in range(24)]
+    trips = [
+        Trip(step=1, microbatch=m, sent_s=0.0, way_s=arrived_s[m] + 0.05) for m in range(8, 24)
+    ]
+    costs = direction_costs(trips, rtt_s=0.1)
+    assert costs.transfer_s == pytest.approx(0.008)
+    assert costs.delivery_s == pytest.approx(0.05 + 0.008, abs=1e-6)
+
+
+def test_a_delay_that_all_share_is_no_queue():
+    """Two workers that take 100 ms for each, at both ends: sent every 60 ms, they arrive so too."""
+    rng = Random(1)
+    trips = [
+        Trip(step=1, microbatch=m, sent_s=0.06 * m, way_s=0.1 + 0.1 + rng.uniform(0.0, 0.012))
+        for m in range(32)
+    ]
+    assert direction_costs(trips, rtt_s=0.1).delivery_s >= 0.05 + 0.1 - 1e-9
+
+
+def test_the_queue_of_a_busy_link_is_no_lateness_however_long_it_has_become():
+    """What each takes drifts from 84 to 115 ms; the last has waited seconds, 31 ms are late."""
+    arrived_s, trips = 0.05, []
+    for m in range(32):
+        arrived_s += 0.084 + 0.001 * m
+        sent_s = 0.02 * m
+        trips.append(Trip(step=1, microbatch=m, sent_s=sent_s, way_s=arrived_s - sent_s + 0.05))
+    costs = direction_costs(trips, rtt_s=0.1)
+    assert costs.transfer_s == pytest.approx(0.1, abs=0.001)
+    assert costs.delivery_s == pytest.approx(0.05 + 0.114, abs=0.002)
+
+
+def test_a_busy_link_is_as_slow_as_it_is_when_busy():
+    """The first goes at once; behind it each takes longer than it would alone."""
+    arrived_s = [0.05 + 0.084 + 0.095 * m for m in range(32)]
+    trips = [
+        Trip(step=1, microbatch=m, sent_s=0.06 * m, way_s=arrived_s[m] - 0.06 * m + 0.05)
+        for m in range(32)
+    ]
+    costs = direction_costs(trips, rtt_s=0.1)
+    assert costs.transfer_s == pytest.approx(0.095)
+    assert costs.delivery_s == pytest.approx(0.05 + 0.095)
+
+
 def test_jitter_is_told_apart_and_a_high_quantile_of_it_counts():
     rng = Random(3)
     late = [rng.choice([0.0, 0.0, 0.0, 0.04]) for _ in range(200)]
@@ -85,9 +130,9 @@ def test_a_line_is_found_again(overhead_ms, slope_ms, sizes):
 
 
 def test_one_size_only_is_all_slope_and_neither_part_is_negative():
-    assert fit_line([(4, 0.08), (4, 0.12)]).at(8) == pytest.approx(0.2)
+    assert fit_line([(4, 0.1), (4, 0.1)]).at(8) == pytest.approx(0.2)
     falling = fit_line([(1, 0.2), (4, 0.1)])
-    assert (falling.slope_s, falling.overhead_s) == (0.0, pytest.approx(0.15))
+    assert (falling.slope_s, falling.overhead_s) == (0.0, pytest.approx(0.12))
     steep = fit_line([(2, 0.1), (4, 0.4)])
     assert steep.overhead_s == 0.0
     assert steep.slope_s > 0

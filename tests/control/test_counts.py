@@ -8,24 +8,29 @@ import pytest
 from geotrain.control.controller import Controller
 from geotrain.control.costs import DirectionCosts, LinkCosts, StageCosts
 from geotrain.control.counts import Sizes, choose_count
+from geotrain.control.ideal import Costs
 from geotrain.control.observed import Seen
 from geotrain.pipeline.simulate import PipelineModel, simulate
 from geotrain.pipeline.window import classic_windows
-from tests.control.measured_line import figures_of
-from tests.pipeline.lines import equal_stages, line
+from tests.control.measured_line import Reporter, figures_of
+from tests.pipeline.lines import equal_stages, line, noisy
 
 NUM_SAMPLES = 128
 ROOM = 16
 """Samples that each region's memory holds in flight."""
 
 
-def model_at(count: int, *, rtt_s: float, slots: int | None = None) -> PipelineModel:
+def costs_at(count: int, *, rtt_s: float) -> Costs:
     """13 ms a sample and 8 ms a microbatch in each of two stages, a third of it forward."""
     both_s = 0.008 + 0.013 * NUM_SAMPLES / count
     costs = equal_stages(2, one_way_s=rtt_s / 2, num_microbatches=count)
     costs = replace(costs, forward_s=[both_s / 3] * 2, backward_s=[2 * both_s / 3] * 2)
     transfer_s = [2**20 / 125e6 * 32 / count]
-    return line(replace(costs, transfer_s=transfer_s), slots=slots)
+    return replace(costs, transfer_s=transfer_s)
+
+
+def model_at(count: int, *, rtt_s: float, slots: int | None = None) -> PipelineModel:
+    return line(costs_at(count, rtt_s=rtt_s), slots=slots)
 
 
 def seen_at(count: int, *, rtt_s: float) -> Seen:
@@ -90,11 +95,57 @@ def test_with_memory_in_plenty_overhead_sets_the_count_whatever_the_latency():
         assert (plan.num_microbatches, bound) == (32, "overhead")
 
 
+def test_a_count_whose_microbatches_no_memory_has_room_for_is_no_candidate():
+    """Of 16 samples one microbatch of 16 fits, and none of 32."""
+    plan, _ = choose(8, sizes_of(8), rtt_s=0.0, room=ROOM)
+    assert plan.num_microbatches >= 8
+
+
+def test_a_sizes_times_are_averaged_over_its_steps():
+    sizes = Sizes()
+    for both_s in (0.05, 0.07, 0.06):
+        stage = StageCosts(forward_s=(both_s / 3,), backward_s=(both_s * 2 / 3,))
+        sizes.add(4.0, [stage, stage])
+    sizes.add(2.0, [StageCosts(forward_s=(0.01,), backward_s=(0.02,))] * 2)
+    expected = sizes.at(8.0, seen_at(32, rtt_s=0.1), size=4.0)
+    assert expected.stages[0].both_s == pytest.approx(0.12)
+
+
 def test_never_more_than_there_are_samples_nor_fewer_than_stages():
     plan, _ = choose(128, sizes_of(64, 128), rtt_s=0.4, room=2)
     assert plan.num_microbatches <= 128
     plan, _ = choose(2, sizes_of(2, 4), rtt_s=0.0)
     assert plan.num_microbatches >= 2
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_count_is_found_from_the_first_one_although_times_vary(seed):
+    """RTT 20, 200, 20 ms with 20 % noise: from 8 microbatches to 32, then 64, and 32 again."""
+    rng, reporter = Random(seed), Reporter()
+    controller = Controller(("virginia", "frankfurt"), counts=True)
+    count, windows = 8, (8, 1)
+    counts, texts = [], []
+    for number in range(1, 71):
+        rtt_s = 0.2 if 26 <= number <= 45 else 0.02
+        model = noisy(costs_at(count, rtt_s=rtt_s), rng, jitter_s=0.005)
+        room = ROOM * count // NUM_SAMPLES
+        held = tuple(min(window, room) for window in windows)
+        step = simulate(model, num_microbatches=count, windows=held)
+        counts.append(count)
+        change = controller.on_step(
+            number,
+            reporter.figures_of(number, model, step, memory=room),
+            windows=windows,
+            num_microbatches=count,
+            num_samples=NUM_SAMPLES,
+        )
+        if change is not None:
+            count, windows = change.plan.num_microbatches, change.plan.windows
+            texts.append(change.text)
+    assert counts[10:25] == [32] * 15, texts
+    assert counts[28:45] == [64] * 17, texts  # in three steps
+    assert counts[55:] == [32] * 15, texts
+    assert len(texts) <= 8, texts
 
 
 def test_a_changed_count_and_its_windows_follow_the_link():

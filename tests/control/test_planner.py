@@ -9,7 +9,8 @@ from geotrain.control.costs import DirectionCosts, LinkCosts, StageCosts, pipeli
 from geotrain.control.ideal import Costs, ideal_step_s
 from geotrain.control.planner import Limits, choose_plan, formula_windows
 from geotrain.pipeline.simulate import simulate
-from tests.pipeline.lines import UNEQUAL, equal_stages
+from geotrain.pipeline.window import resolve_windows
+from tests.pipeline.lines import UNEQUAL, equal_stages, line
 
 
 def measured(costs: Costs, **way: object) -> tuple[list[StageCosts], list[LinkCosts]]:
@@ -57,6 +58,21 @@ def best_of_a_grid(costs: Costs) -> float:
     sizes = sorted({1, 2, 3, max(1, count // 3), max(1, 2 * count // 3), count}, reverse=True)
     grid = itertools.combinations_with_replacement(sizes, len(costs.forward_s))
     return min(simulate(model, num_microbatches=count, windows=w).step_s for w in grid)
+
+
+def test_a_step_with_wide_windows_is_as_quick_as_with_the_best():
+    """So a run may begin with them, while nothing is known; also where arenas are small."""
+    for seed in range(100):
+        rng = Random(seed)
+        costs = random_line(rng)
+        model = line(costs, slots=rng.choice([None, 4, 8]))
+        count, num_stages = costs.num_microbatches, len(costs.forward_s)
+        windows = resolve_windows("wide", num_stages=num_stages, num_microbatches=count)
+        wide_s = simulate(model, num_microbatches=count, windows=windows).step_s
+        sizes = sorted({1, 2, 4, max(1, count // 2), count}, reverse=True)
+        others = itertools.combinations_with_replacement(sizes, num_stages)
+        best_s = min(simulate(model, num_microbatches=count, windows=w).step_s for w in others)
+        assert wide_s <= best_s * 1.01, f"seed {seed}"
 
 
 @pytest.mark.parametrize("first", range(0, 200, 25))

@@ -16,7 +16,7 @@ import geotrain
 WIDTH = 8
 GLOBAL_BATCH = 64
 STEPS = 8
-OVERHEAD_S = 0.005
+OVERHEAD_S = 0.01
 
 
 class Slow(nn.Linear):

@@ -25,16 +25,17 @@ TINY = ["--forward-ms", "2", "--backward-ms", "4", "--boundary-kib", "64"]
 NETNS = pytest.mark.skipif(obstacle() is not None, reason=f"no network namespaces: {obstacle()}")
 
 
-def bench(folder, *options):
+def bench(folder, *options, tiny=True):
+    work = [*TINY, "--steps", "3"] if tiny else []
     done = subprocess.run(
-        [sys.executable, "-m", "geotrain", "bench", "step", *TINY, "--steps", "3", *options],
+        [sys.executable, "-m", "geotrain", "bench", "step", *work, *options],
         env={**os.environ, "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stderr
-    assert "geotrain: step 1 of 3, " in done.stderr
+    assert "geotrain: step 1 of " in done.stderr
     assert list(folder.iterdir()) == []
     return done.stdout
 
@@ -53,12 +54,26 @@ def test_it_measures_steps_over_relays(tmp_path):
     assert (result["peer_step_s"], result["speedup"], result["speedup_stock"]) == ({}, None, None)
 
 
-def test_windows_follow_the_links_by_themselves(tmp_path):
-    """A link much longer than a microbatch: within two steps the window is all there is."""
-    options = ["--emulator", "relay", "--rtt-ms", "300", "--microbatches", "6"]
-    result = json.loads(bench(tmp_path, *options, "--window", "auto", "--json"))
-    assert result["windows"][0] > 2, result
-    assert result["all_step_s"][-1] > result["lower_bound_s"]
+def test_windows_and_counts_follow_links_that_a_script_changes(tmp_path):
+    """From a link shorter than a microbatch to one that no window with room in memory hides."""
+    script = tmp_path.parent / f"{tmp_path.name}.toml"
+    script.write_text('[[change]]\nat_s = 0\nrtt_ms = 300\nwhy = "a detour"\n')
+    options = ["--emulator", "relay", "--rtt-ms", "2", "--script", str(script)]
+    options += ["--global-batch", "16", "--overhead-ms", "1", "--sample-ms", "4"]
+    options += ["--boundary-kib-per-sample", "16", "--memory-samples", "8"]
+    options += ["--window", "auto", "--microbatches", "auto", "--steps", "5"]
+    result = json.loads(bench(tmp_path, *options, "--json", tiny=False))
+    before, after = result["phases"]
+    assert (before["first_step"], before["num_steps"]) == (1, 1)
+    assert (after["first_step"], after["num_steps"]) == (2, 4)
+    assert "round trip 300 ms (a detour)" in after["change"]
+    assert after["step_s"] > after["lower_bound_s"] > before["lower_bound_s"] + 0.29
+    assert set(result["all_num_microbatches"]) <= {4, 8, 16}
+    assert result["all_windows"][0] == [8, 1], "the first step begins as wide as can be"
+    assert {plan["step"] for plan in after["new_plans"]} <= {2, 3, 4, 5}
+    measured = result["measured"]
+    assert measured["slowest_s"] >= measured["asked_slowest_s"] > 0
+    assert measured["ideal_s"] > result["ideal_s"]  # both of the link that the run began with
 
 
 @NETNS

@@ -54,14 +54,17 @@ def assert_gone(processes: list[psutil.Process]) -> None:
             assert time.monotonic() < deadline, f"left behind: {process}"
 
 
-NETNS = pytest.param(
-    "netns", marks=pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
+needs_namespaces = pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
+
+
+@pytest.mark.parametrize(
+    ("regions", "codec", "rtt_ms", "emulator"),
+    [
+        (1, "none", 0, "auto"),
+        pytest.param(3, "planes", 40, "netns", marks=needs_namespaces),
+        (3, "planes", 40, "relay"),
+    ],
 )
-EMULATORS = pytest.mark.parametrize("emulator", [NETNS, "relay"])
-
-
-@EMULATORS
-@pytest.mark.parametrize(("regions", "codec", "rtt_ms"), [(1, "none", 0), (3, "planes", 40)])
 def test_it_trains_what_one_plain_process_trains(tmp_path, regions, codec, rtt_ms, emulator):
     options = ["--regions", str(regions), "--codec", codec, "--rtt-ms", str(rtt_ms)]
     options += ["--emulator", emulator]
@@ -90,11 +93,14 @@ def test_it_trains_what_one_plain_process_trains(tmp_path, regions, codec, rtt_m
 
 
 @pytest.mark.parametrize(
-    ("number", "status"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)],
-    ids=["SIGINT", "SIGTERM", "SIGKILL"],
+    ("number", "status", "emulator"),
+    [
+        pytest.param(signal.SIGINT, 130, "netns", marks=needs_namespaces),
+        (signal.SIGTERM, 143, "relay"),
+        pytest.param(signal.SIGKILL, -9, "netns", marks=needs_namespaces),
+        (signal.SIGKILL, -9, "relay"),
+    ],
 )
-@EMULATORS
 def test_whatever_ends_it_nothing_is_left(tmp_path, number, status, emulator):
     options = ["--rtt-ms", "5", "--steps", "1000", "--emulator", emulator]
     with demo(tmp_path, *options) as process:

@@ -1,5 +1,7 @@
 """Lines of stages for tests that simulate."""
 
+from random import Random
+
 from hypothesis import strategies as st
 
 from geotrain.control.ideal import Costs
@@ -27,6 +29,38 @@ def line(costs: Costs, **direction: object) -> PipelineModel:
     return PipelineModel(
         stages=[
             StageTimes(forward_s=[f], backward_s=[b])
+            for f, b in zip(costs.forward_s, costs.backward_s, strict=True)
+        ],
+        boundaries=[Boundary(forward=way, backward=way) for way in ways],
+    )
+
+
+def noisy(
+    costs: Costs, rng: Random, *, jitter_s: float, late_from: int = 0, late_s: float = 0.0
+) -> PipelineModel:
+    """A line whose every time varies by 20 %, and deliveries by `jitter_s` more.
+
+    Args:
+        late_from, late_s: From this microbatch on, what each takes longer, as where the link
+            changes in mid-step.
+    """
+    count = costs.num_microbatches
+
+    def varied(value_s: float) -> list[float]:
+        return [value_s * rng.uniform(0.8, 1.2) for _ in range(count)]
+
+    late = [late_s if index >= late_from else 0.0 for index in range(count)]
+    ways = [
+        Direction(
+            latency_s=latency_s,
+            transfer_s=transfer_s,
+            jitter_s=[rng.uniform(0.0, jitter_s) + each for each in late],
+        )
+        for latency_s, transfer_s in zip(costs.latency_s, costs.transfer_s, strict=True)
+    ]
+    return PipelineModel(
+        stages=[
+            StageTimes(forward_s=varied(f), backward_s=varied(b))
             for f, b in zip(costs.forward_s, costs.backward_s, strict=True)
         ],
         boundaries=[Boundary(forward=way, backward=way) for way in ways],

@@ -1,6 +1,7 @@
 """What a region puts in its vote, and what the first region makes of all of them."""
 
 import logging
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -41,6 +42,7 @@ def context(*, index: int = 0, window: object = "auto", names=("virginia", "fran
         region_names=names,
         is_first=index == 0,
         in_flight_limit=6,
+        in_flight_samples=None,
         num_microbatches=32,
         replay=None,
         plan_log=None,
@@ -123,6 +125,8 @@ def test_only_where_windows_are_automatic_are_figures_sent():
 class FakeMeter:
     """Stands where an ActivationMeter does."""
 
+    seen_bytes: int | None = None
+
     def __init__(self, *kept_bytes: int) -> None:
         self._kept_bytes = list(kept_bytes)
 
@@ -149,6 +153,57 @@ def test_the_largest_microbatch_of_a_size_counts_and_sizes_are_told_apart():
     many = limits_after(1, 1 << 60, 1, 0, counts=(32, 64, 32, 64))
     assert many[0] > 1000 and many[2] > 1000
     assert many[1] == many[3] == 2
+
+
+@pytest.mark.parametrize(("count", "room"), [(32, 4), (64, 8), (4, 1)])
+def test_a_limit_in_samples_is_told_in_microbatches_of_the_steps_size(count, room):
+    around = context()
+    around.place.in_flight_samples = 8
+    following = Following(around, SimpleNamespace(meter=None))
+    following._meter = FakeMeter(1)
+    figures = following.figures(account("0F0", "0B0"), opening(1, (2, 1), count=count))
+    assert figures.memory_limit == room  # of 64 samples
+
+
+SPARE = 10_000_000
+
+
+def first_step(monkeypatch, *, spare: int | None = SPARE) -> tuple[Following, FakeMeter]:
+    monkeypatch.setattr("geotrain.pipeline.following.spare_bytes", lambda device: spare)
+    following = Following(context(names=("a", "b", "c")), SimpleNamespace(meter=None))
+    following._meter = meter = FakeMeter(100_000)
+    return following, meter
+
+
+def test_the_first_microbatch_shows_how_many_may_follow_it_in_the_first_step(monkeypatch):
+    following, meter = first_step(monkeypatch)
+    assert following.room() == 3  # as with 1F1B, while nothing is known
+    meter.seen_bytes = 100_000
+    # Of what was free at first, less the segment's gradients and an optimizer's state of 6 floats.
+    assert following.room() == (SPARE - 3 * 6 * 4) * 4 // 5 // 100_000 == 79
+    following.figures(account("0F0", "0B0"), opening(1, (32, 32, 1)))
+    assert following.room() == sys.maxsize  # from here on the plan's windows do
+
+
+def test_a_first_microbatch_for_which_memory_hardly_suffices_leaves_1f1bs_own(monkeypatch):
+    following, meter = first_step(monkeypatch)
+    assert following.room() == 3
+    meter.seen_bytes = SPARE
+    assert following.room() == 3
+
+
+@pytest.mark.parametrize(("kept_bytes", "spare"), [(0, SPARE), (100, None)])
+def test_where_nothing_is_kept_or_nothing_is_known_only_the_window_bounds(
+    monkeypatch, kept_bytes, spare
+):
+    following, meter = first_step(monkeypatch, spare=spare)
+    following.room()
+    meter.seen_bytes = kept_bytes
+    assert following.room() == sys.maxsize
+
+
+def test_windows_that_are_fixed_have_no_such_bound():
+    assert Following(context(window="classic"), STAGE).room() == sys.maxsize
 
 
 def test_figures_are_of_this_regions_two_edges():

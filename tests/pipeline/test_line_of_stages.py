@@ -183,11 +183,12 @@ def run_line(rng, wires, runtimes):
     ring_pages=st.lists(st.integers(1, 6), min_size=1, max_size=3),
     floats=st.lists(st.integers(1, 12_000), min_size=1, max_size=3),
     windows=st.lists(st.integers(1, 7), min_size=4, max_size=4),
+    rooms=st.lists(st.integers(1, 7), min_size=4, max_size=4),
     frozen_first=st.booleans(),
     training=st.booleans(),
 )
-def test_no_arrival_order_deadlocks_and_windows_hold(
-    seed, num_stages, num_microbatches, ring_pages, floats, windows, frozen_first, training
+def test_no_arrival_order_deadlocks_and_windows_and_memory_hold(
+    seed, num_stages, num_microbatches, ring_pages, floats, windows, rooms, frozen_first, training
 ):
     rng = random.Random(seed)
     wires, stages, runtimes = build_line(
@@ -205,6 +206,7 @@ def test_no_arrival_order_deadlocks_and_windows_hold(
         (torch.full((3,), float(m)), torch.full((2,), float(m))) for m in range(num_microbatches)
     ]
     for index, runtime in enumerate(runtimes):
+        runtime.room = lambda most=rooms[index]: most
         runtime.start(
             Work(
                 mode="forward" if training else "evaluate",
@@ -216,8 +218,8 @@ def test_no_arrival_order_deadlocks_and_windows_hold(
             )
         )
     traces = run_line(rng, wires, runtimes)
-    for stage, window, trace in zip(stages, windows, traces, strict=False):
-        assert stage.most_held <= window
+    for stage, window, room, trace in zip(stages, windows, rooms, traces, strict=False):
+        assert stage.most_held <= min(window, room)
         assert [f"{action.kind}{action.microbatch}" for action in trace] == stage.order
         assert most_in_flight(trace) == stage.most_held
         assert [a for a in stage.order if a[0] == "F"] == [f"F{m}" for m in range(num_microbatches)]

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from geotrain.pipeline.memory import (
     ActivationMeter,
+    bytes_to_come,
     host_spare_bytes,
     memory_limit,
     spare_bytes,
@@ -45,6 +46,25 @@ def test_it_grows_with_the_microbatch_and_the_most_is_told_once():
             model(torch.randn(batch, 64))
     assert meter.take() == 16 * (64 + 256 + 256) * FLOAT
     assert meter.take() == 0
+
+
+def test_what_was_just_measured_is_known_before_it_is_taken():
+    meter = ActivationMeter([], device=CPU)
+    assert meter.seen_bytes is None
+    meter, _ = metered(network(), torch.randn(16, 64))
+    assert meter.seen_bytes == 16 * (64 + 256 + 256) * FLOAT
+    meter.take()
+    assert meter.seen_bytes == 16 * (64 + 256 + 256) * FLOAT
+
+
+def test_gradients_and_an_adams_state_are_still_to_come_before_the_first_step():
+    model = nn.Linear(8, 4)  # 36 parameters, of which 4 are not trained
+    model.bias.requires_grad_(False)
+    assert bytes_to_come(model.parameters(), is_first_step=True) == 3 * 32 * FLOAT
+    assert bytes_to_come(model.parameters(), is_first_step=False) == 32 * FLOAT
+    model(torch.ones(2, 8)).sum().backward()
+    assert bytes_to_come(model.parameters(), is_first_step=True) == 2 * 32 * FLOAT
+    assert bytes_to_come(model.parameters(), is_first_step=False) == 0
 
 
 def test_a_forward_that_is_computed_again_keeps_its_input_alone():

@@ -26,6 +26,10 @@ def test_each_boundary_adds_its_round_trip_in_microbatches(delays_s, windows):
     assert windows_for_latency(delays_s, delays_s, slowest_s=0.06) == windows
 
 
+def test_wide_windows_are_all_microbatches_but_for_the_last_stage():
+    assert resolve_windows("wide", num_stages=3, num_microbatches=12) == (12, 12, 1)
+
+
 def test_boundaries_are_rounded_one_by_one():
     # Together 0.09 s are 1.5 microbatches, and so 2; each by itself is 0.75, and so 1.
     assert windows_for_latency([0.045] * 2, [0.0] * 2, slowest_s=0.06) == (5, 3, 1)

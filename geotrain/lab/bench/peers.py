@@ -43,7 +43,7 @@ async def measure_torch(sites: Sites, options: BenchOptions) -> dict[str, Peer] 
     widths = warm_up_widths(
         options.hiding_windows[0],
         num_stages=options.work.num_stages,
-        num_microbatches=options.work.num_microbatches,
+        num_microbatches=options.work.first_count,
     )
     remaining = ["1f1b", "gpipe", *(f"csv{width}" for width in widths)]
     found: dict[str, Peer] = {}

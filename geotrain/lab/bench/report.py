@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from geotrain.control.ideal import ideal_step_s, lower_bound_s
+from geotrain.control.ideal import Costs, ideal_step_s, lower_bound_s
 from geotrain.lab.bench.options import BenchOptions
 from geotrain.lab.bench.peers import Peer
+from geotrain.lab.bench.phases import phase_lines
 
 _STOCK = ("torch_1f1b", "torch_gpipe")
 
@@ -20,13 +22,17 @@ def report(
     congestion: Mapping[str, str | None],
     load: float,
     peers: Mapping[str, Peer] | str | None,
+    taken: Sequence[Mapping[str, float]] | None = None,
+    phases: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Every field of the JSON object.
 
     Args:
+        taken: What forwards and backwards really took in each region; None where not all said.
+        phases: Of a run whose links a script changed.
         peers: What was compared with, why nothing could be, or None where nothing was asked for.
     """
-    costs = options.costs
+    costs = options.costs_with(steps[-1]["num_microbatches"])
     ideal_s = ideal_step_s(costs)
     busy_s = costs.num_microbatches * costs.slowest_s
     result = {
@@ -37,9 +43,13 @@ def report(
         "windows": steps[-1]["windows"],
         "num_microbatches": steps[-1]["num_microbatches"],
         "bubble": 1 - busy_s / step_s,
+        "measured": _measured(costs, taken, step_s),
+        "phases": list(phases),
         "num_steps": len(steps),
         "num_steps_asked": options.work.steps,
         "all_step_s": [step["step_s"] for step in steps],
+        "all_windows": [step["windows"] for step in steps],
+        "all_num_microbatches": [step["num_microbatches"] for step in steps],
         "attribution_s": steps[-1]["attribution_s"],
         "rtt_ms": options.rtt_s * 1e3,
         "mbit": options.mbit,
@@ -51,6 +61,28 @@ def report(
         "num_cpus": os.cpu_count(),
     }
     return result | _compared(step_s, peers)
+
+
+def _measured(
+    costs: Costs, taken: Sequence[Mapping[str, float]] | None, step_s: float
+) -> dict[str, Any] | None:
+    """The ideal with what the stages really took, beside that with what was asked for."""
+    if taken is None:
+        return None
+    real = replace(
+        costs,
+        forward_s=[each["forward_s"] for each in taken],
+        backward_s=[each["backward_s"] for each in taken],
+    )
+    ideal_s = ideal_step_s(real)
+    return {
+        "forward_s": list(real.forward_s),
+        "backward_s": list(real.backward_s),
+        "slowest_s": real.slowest_s,
+        "asked_slowest_s": costs.slowest_s,
+        "ideal_s": ideal_s,
+        "ratio": step_s / ideal_s if ideal_s > 0 else None,
+    }
 
 
 def _compared(step_s: float, peers: Mapping[str, Peer] | str | None) -> dict[str, Any]:
@@ -92,6 +124,7 @@ def table(result: Mapping[str, Any]) -> str:
         "",
         _row("geotrain", result["step_s"], _own_remark(result)),
         _row("ideal", result["ideal_s"], "windows that hide the latency"),
+        *_measured_row(result["measured"]),
         _row("lower bound", result["lower_bound_s"], "no synchronous step is below"),
     ]
     for name, step_s in result["peer_step_s"].items():
@@ -100,6 +133,7 @@ def table(result: Mapping[str, Any]) -> str:
             against += " " + _widths(result["torch_csv_widths"])
         lines.append(_row(name, step_s, against or result["peer_notes"].get(name, "")))
     lines += [f"  {name}: {note}" for name, note in result["peer_notes"].items() if "," in name]
+    lines += ["", *phase_lines(result["phases"])] if result["phases"] else []
     lines += ["", f"bubble {result['bubble']:.1%} of the slowest stage's step"]
     lines += [result["peer_reason"]] if result["peer_reason"] else []
     lines.append(f"load {result['load']:.2f} on {result['num_cpus']} CPUs when it began")
@@ -112,6 +146,16 @@ def _own_remark(result: Mapping[str, Any]) -> str:
     return ratio if done == asked else f"{ratio}, {done} of {asked} steps in time".lstrip(", ")
 
 
+def _measured_row(measured: Mapping[str, Any] | None) -> list[str]:
+    if measured is None:
+        return []
+    remark = (
+        f"with what a microbatch took: {measured['slowest_s'] * 1e3:.1f} ms, not "
+        f"{measured['asked_slowest_s'] * 1e3:.1f}; the step is {measured['ratio'] or 0:.3f} x this"
+    )
+    return [_row("  as measured", measured["ideal_s"], remark)]
+
+
 def _widths(widths: Mapping[str, float | None]) -> str:
     tried = (f"{width}: {'none' if s is None else f'{s:.3f}'}" for width, s in widths.items())
     return f"(warm-up {', '.join(tried)})"
@@ -119,4 +163,4 @@ def _widths(widths: Mapping[str, float | None]) -> str:
 
 def _row(name: str, step_s: float | None, remark: str) -> str:
     value = "   none" if step_s is None else f"{step_s:7.3f}"
-    return f"{name:<12} {value} s  {remark}".rstrip()
+    return f"{name:<13}{value} s  {remark}".rstrip()

@@ -143,9 +143,19 @@ async def next_line(child: Child, others: Sequence[Child], *, limit_s: float) ->
 
 
 async def next_lines(
-    child: Child, others: Sequence[Child], *, count: int, limit_s: float, what: str
+    child: Child,
+    others: Sequence[Child],
+    *,
+    count: int,
+    limit_s: float,
+    what: str,
+    behind: int = 0,
+    ahead: int = 0,
 ) -> list[Mapping[str, Any]]:
     """The next `count` JSON lines of `child`, or as many as there are in time.
+
+    Args:
+        behind, ahead: How many come before and after them, for whoever waits.
 
     Raises:
         BenchFailedError: It ended, or one of the others did with an error.
@@ -153,7 +163,8 @@ async def next_lines(
     lines = list[Mapping[str, Any]]()
     deadline = time.monotonic() + limit_s
     while len(lines) < count:
-        progress(f"{what}: step {len(lines) + 1} of {count}, {limit_s:.0f} s at most for all")
+        number, last = behind + len(lines) + 1, behind + count + ahead
+        progress(f"{what}: step {number} of {last}, {limit_s:.0f} s at most for all")
         try:
             left_s = deadline - time.monotonic()
             lines.append(await next_line(child, others, limit_s=left_s))

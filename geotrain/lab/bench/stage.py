@@ -5,11 +5,14 @@ and what it does itself (a copy of the tensor) is part of it; what wakes it late
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+
+from geotrain.lab.bench.options import Work
 
 _WAKING_S = 200e-6
 """Spent awake before the time is up: a sleep ends some 60 to 100 us late on an idle machine."""
@@ -23,17 +26,29 @@ def _taking(duration_s: float, work: Callable[[], torch.Tensor]) -> torch.Tensor
     if left_s > 0:
         time.sleep(left_s)
     while time.monotonic() < due:
-        time.sleep(0)  # releases the interpreter lock
+        pass  # even a sleep of no length takes 60 us, and no other thread of ours is in a hurry
     return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Duration:
+    """How long a stage takes for a microbatch."""
+
+    fixed_s: float
+    sample_s: float = 0.0
+    """What each of its samples adds."""
+
+    def of(self, x: torch.Tensor) -> float:
+        return self.fixed_s + self.sample_s * x.shape[0]
 
 
 class _Sleep(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, forward_s: float, backward_s: float
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, forward: Duration, backward: Duration
     ) -> torch.Tensor:
-        ctx.backward_s = backward_s
-        return _taking(forward_s, x.clone)
+        ctx.backward_s = backward.of(x)
+        return _taking(forward.of(x), x.clone)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
@@ -44,10 +59,10 @@ class _Sleep(torch.autograd.Function):
 class SleepStage(nn.Module):
     """Sleeps instead of computing, so that a step measures the pipeline and not the machine."""
 
-    def __init__(self, *, forward_s: float, backward_s: float) -> None:
+    def __init__(self, *, forward: Duration, backward: Duration) -> None:
         super().__init__()
-        self.forward_s = forward_s
-        self.backward_s = backward_s
+        self.forward_time = forward
+        self.backward_time = backward
         # So that the first stage has a backward as well.
         self.weight = nn.Parameter(torch.ones(()))
 
@@ -57,20 +72,29 @@ class SleepStage(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # torch does not say what apply() takes and returns.
         out: torch.Tensor = _Sleep.apply(  # type: ignore[no-untyped-call]
-            x, self.weight, self.forward_s, self.backward_s
+            x, self.weight, self.forward_time, self.backward_time
         )
         return out
+
+
+def stage_of(work: Work, index: int) -> SleepStage:
+    """The stage of one region."""
+    return SleepStage(
+        forward=Duration(fixed_s=work.forward_s[index], sample_s=work.forward_sample_s),
+        backward=Duration(fixed_s=work.backward_s[index], sample_s=work.backward_sample_s),
+    )
 
 
 class SleepModel(nn.Module):
     """The whole line of stages; the names of its parameters are the same in every region."""
 
-    def __init__(self, forward_s: list[float], backward_s: list[float]) -> None:
+    def __init__(self, stages: Mapping[str, SleepStage]) -> None:
         super().__init__()
-        times = zip(forward_s, backward_s, strict=True)
-        self.stages = nn.ModuleDict(
-            {str(i): SleepStage(forward_s=f, backward_s=b) for i, (f, b) in enumerate(times)}
-        )
+        self.stages = nn.ModuleDict(stages)
+
+    @classmethod
+    def of(cls, work: Work) -> "SleepModel":
+        return cls({str(index): stage_of(work, index) for index in range(work.num_stages)})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for stage in self.stages.values():
@@ -79,9 +103,9 @@ class SleepModel(nn.Module):
 
     def only(self, index: int) -> "SleepModel":
         """The part with one stage."""
-        part = SleepModel([], [])
-        part.stages[str(index)] = self.stages[str(index)]
-        return part
+        stage = self.stages[str(index)]
+        assert isinstance(stage, SleepStage)
+        return SleepModel({str(index): stage})
 
 
 def mean_output(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -89,8 +113,8 @@ def mean_output(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return output.mean() * target.mean()
 
 
-def make_batch(num_microbatches: int, boundary_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """One sample a microbatch, of as many bytes as shall cross each boundary."""
+def make_batch(work: Work) -> tuple[torch.Tensor, torch.Tensor]:
+    """A step's samples, each of as many bytes as shall cross each boundary for it."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(num_microbatches, max(1, boundary_bytes // 4), generator=generator)
-    return x, torch.ones(num_microbatches, 1)
+    x = torch.randn(work.global_batch, max(1, work.boundary_bytes // 4), generator=generator)
+    return x, torch.ones(work.global_batch, 1)

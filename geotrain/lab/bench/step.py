@@ -10,11 +10,14 @@ import itertools
 import json
 import os
 import statistics
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from geotrain.lab.bench.options import BenchOptions, site_toml
+from geotrain.control.journal import Entry
+from geotrain.lab.bench.options import BenchOptions, plan_log_path, site_toml, times_path
 from geotrain.lab.bench.peers import measure_torch
+from geotrain.lab.bench.phases import phase_rows
 from geotrain.lab.bench.report import report, table
 from geotrain.lab.bench.sites import (
     FEWEST_STEPS,
@@ -48,7 +51,7 @@ def main(options: BenchOptions) -> int:
 
 async def _measure(sites: Sites, options: BenchOptions) -> dict[str, Any]:
     load = os.getloadavg()[0]
-    steps, lanes = await _measure_geotrain(sites, options)
+    steps, lanes, started_s = await _measure_geotrain(sites, options)
     progress(f"geotrain: {statistics.median(s['step_s'] for s in steps[1:]):.3f} s")
     return report(
         options,
@@ -58,24 +61,64 @@ async def _measure(sites: Sites, options: BenchOptions) -> dict[str, Any]:
         congestion={"sites": sites.wan.congestion, "geotrain": lanes},
         load=load,
         peers=await measure_torch(sites, options) if options.against_torch else None,
+        taken=_taken(sites),
+        phases=_phases(sites, options, steps, started_s),
     )
+
+
+def _taken(sites: Sites) -> list[dict[str, float]] | None:
+    """What a forward and a backward took in each region, the median of the steps' means."""
+    found = []
+    try:
+        for name in sites.names:
+            steps = json.loads(times_path(sites.folder, name).read_text(encoding="utf-8"))
+            found.append(
+                {key: statistics.median(step[key] for step in steps[1:]) for key in steps[0]}
+            )
+    except FileNotFoundError:  # a way that ran out of time is ended where it is
+        return None
+    return found
+
+
+def _phases(
+    sites: Sites, options: BenchOptions, steps: list[Mapping[str, Any]], started_s: float
+) -> list[dict[str, Any]]:
+    if options.script is None:
+        return []
+    text = plan_log_path(sites.folder).read_text(encoding="utf-8")
+    plans = [Entry.from_line(line) for line in text.splitlines()]
+    return phase_rows(options, steps, plans, started_s=started_s)
 
 
 async def _measure_geotrain(
     sites: Sites, options: BenchOptions
-) -> tuple[list[Mapping[str, Any]], str]:
-    """The lines of the steps that ended in time, and the congestion control of the links."""
+) -> tuple[list[Mapping[str, Any]], str, float]:
+    """The lines of the steps that ended in time, the congestion control of the links, and when
+    the script was started (monotonic)."""
     progress(f"geotrain: starting {len(sites.names)} daemons and training processes")
     async with _regions(sites, options) as (daemons, ranks):
         ready = await next_line(ranks[0], [*daemons, *ranks[1:]], limit_s=_START_LIMIT_S)
         assert ready == {"ready": True}
-        lines = await next_lines(
-            ranks[0],
-            [*daemons, *ranks[1:]],
-            count=options.work.steps,
-            limit_s=options.variant_limit_s,
-            what="geotrain",
-        )
+        deadline = time.monotonic() + options.variant_limit_s
+
+        async def take(count: int, *, behind: int = 0, ahead: int = 0) -> list[Mapping[str, Any]]:
+            return await next_lines(
+                ranks[0],
+                [*daemons, *ranks[1:]],
+                count=count,
+                limit_s=max(0.0, deadline - time.monotonic()),
+                what="geotrain",
+                behind=behind,
+                ahead=ahead,
+            )
+
+        later = options.work.steps - 1
+        lines = await take(1, ahead=later)
+        started_s = time.monotonic()
+        if options.script is not None:
+            script = options.script
+            await asyncio.to_thread(sites.wan.start_script, script.text, file=script.file)
+        lines += await take(later, behind=1) if lines else []
         if len(lines) < FEWEST_STEPS:
             done = f"{len(lines)} of {options.work.steps} steps in {options.variant_limit_s:.0f} s"
             raise BenchFailedError(f"{done}; {ranks[0].describe_end()}")
@@ -83,7 +126,7 @@ async def _measure_geotrain(
         if len(lines) == options.work.steps:
             async with asyncio.timeout(_START_LIMIT_S):
                 await asyncio.gather(*(rank.process.wait() for rank in ranks))
-        return lines, lanes
+        return lines, lanes, started_s
 
 
 @contextlib.asynccontextmanager

@@ -19,7 +19,7 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from geotrain.lab.bench.options import Work
 from geotrain.lab.bench.schedule import rows, stage_widths
-from geotrain.lab.bench.stage import SleepStage, make_batch, mean_output
+from geotrain.lab.bench.stage import make_batch, mean_output, stage_of
 
 _COLLECTIVE_LIMIT = timedelta(minutes=30)
 """Whoever started this process has the deadline."""
@@ -41,8 +41,8 @@ def main() -> None:
 
 
 def _measure(work: Work, rank: int, variant: str) -> None:
-    module = SleepStage(forward_s=work.forward_s[rank], backward_s=work.backward_s[rank])
-    x, target = make_batch(work.num_microbatches, work.boundary_bytes)
+    module = stage_of(work, rank)
+    x, target = make_batch(work)
     example = x[:1]
     stage = PipelineStage(
         module,
@@ -69,7 +69,7 @@ def _measure(work: Work, rank: int, variant: str) -> None:
 
 
 def _schedule(work: Work, stage: PipelineStage, variant: str) -> Any:
-    count = work.num_microbatches
+    count = work.first_count
     if variant == "1f1b":
         return Schedule1F1B(stage, n_microbatches=count, loss_fn=mean_output)
     if variant == "gpipe":

@@ -21,7 +21,6 @@ from typing import Any
 
 from rich.console import Console
 
-from geotrain.errors import ConfigError
 from geotrain.lab.demo.comparison import compare
 from geotrain.lab.demo.feed import Feed
 from geotrain.lab.demo.launch import LISTEN_PORT, START_LIMIT_S, DemoFailedError, Launcher
@@ -66,7 +65,7 @@ async def _main(options: Options, started_at: float) -> int:
     try:
         with temporary_folder("geotrain-demo-", options.names) as folder:
             return await Demo(options, folder=folder, started_at=started_at).run()
-    except (DemoFailedError, ConfigError) as error:
+    except DemoFailedError as error:
         print(f"geotrain demo: {error}", file=sys.stderr)
         return 1
     except asyncio.CancelledError:

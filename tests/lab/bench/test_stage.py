@@ -5,12 +5,13 @@ import time
 import pytest
 import torch
 
-from geotrain.lab.bench.stage import SleepModel, SleepStage
+from geotrain.lab.bench.options import Work
+from geotrain.lab.bench.stage import Duration, SleepModel, SleepStage, make_batch
 
 
 @pytest.mark.parametrize("requires_grad", [True, False])
 def test_it_takes_its_time_and_passes_the_tensor_on(requires_grad):
-    stage = SleepStage(forward_s=0.02, backward_s=0.01)
+    stage = SleepStage(forward=Duration(fixed_s=0.02), backward=Duration(fixed_s=0.01))
     x = torch.randn(3, requires_grad=requires_grad)
     began = time.monotonic()
     out = stage(x)
@@ -25,10 +26,31 @@ def test_it_takes_its_time_and_passes_the_tensor_on(requires_grad):
 
 
 def test_a_stage_keeps_its_name_in_its_region():
-    model = SleepModel([0.0] * 3, [0.0] * 3)
+    work = Work(
+        forward_s=[0.0] * 3, backward_s=[0.0] * 3, boundary_bytes=8, num_microbatches=2, steps=2
+    )
+    model = SleepModel.of(work)
     assert dict(model.only(1).named_parameters()).keys() == {"stages.1.weight"}
 
 
 def test_no_time_is_no_sleep():
-    out = SleepStage(forward_s=0.0, backward_s=0.0)(torch.ones(2))
+    out = SleepStage(forward=Duration(fixed_s=0.0), backward=Duration(fixed_s=0.0))(torch.ones(2))
     assert out.tolist() == [1.0, 1.0]
+
+
+def test_what_a_microbatch_takes_follows_its_samples():
+    assert Duration(fixed_s=0.01, sample_s=0.002).of(torch.ones(4, 7)) == pytest.approx(0.018)
+
+
+def test_a_batch_has_the_samples_asked_for_each_of_the_size_asked_for():
+    work = Work(
+        forward_s=[0.0] * 2,
+        backward_s=[0.0] * 2,
+        boundary_bytes=32,
+        num_microbatches="auto",
+        steps=2,
+        num_samples=12,
+    )
+    x, target = make_batch(work)
+    assert (x.shape, target.shape) == ((12, 8), (12, 1))
+    assert (work.global_batch, work.first_count) == (12, 8)
