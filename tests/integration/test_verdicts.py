@@ -42,7 +42,7 @@ def named(step: dict[str, Any]) -> set[tuple[str, str]]:
 
 
 def test_a_slowed_stage_and_a_slow_link_are_named_rightly_in_every_region(tmp_path):
-    link = LinkSettings.from_round_trip(0.04, rate_bytes_per_s=125e6)
+    link = LinkSettings.from_round_trip(0.08, rate_bytes_per_s=125e6)
     spec = RunSpec(microbatches=4, window=4, global_batch=GLOBAL_BATCH)
     with (
         open_wan("relay", sites=("r0", "r1"), link=link) as wan,
@@ -55,7 +55,7 @@ def test_a_slowed_stage_and_a_slow_link_are_named_rightly_in_every_region(tmp_pa
         regions.start_daemons(urls={"r1": f"http://{route.host}:{route.port}"})
         wan.aim(route, int(regions.ports["r1"]["listen"].rpartition(":")[2]))
         slow_from = await_step(regions, LINK_FROM - 1, deadline) + 1
-        wan.set(source="r0", target="r1", delay_s=0.15)
+        wan.set(source="r0", target="r1", delay_s=0.25)
         slowed_at = await_step(regions, slow_from, deadline)
         status = fetch(load_config(regions.config("r0")))
         regions.expect_success(deadline=deadline)
