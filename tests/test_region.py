@@ -392,3 +392,13 @@ def test_one_region_with_a_config_needs_no_daemon(tmp_path):
             pipeline.step(batches(1, size=9)[0])
     finally:
         torch.set_num_threads(threads)
+
+
+def test_what_has_no_room_in_memory_is_refused_before_it_runs(region, monkeypatch):
+    monkeypatch.setattr("geotrain.pipeline.room.spare_bytes", lambda device: 100)
+    segment, pipeline = make(region)
+    before = {name: value.clone() for name, value in segment.state_dict().items()}
+    with pytest.raises(geotrain.RegionError, match=r"needs .* of memory, more than 80% of .*; too"):
+        next(iter(pipeline.fit(batches(1))))
+    for name, value in segment.state_dict().items():
+        assert torch.equal(value, before[name])

@@ -38,6 +38,8 @@ class Question:
     windows: Sequence[int]
     link: str
     """The links in words."""
+    activation_mib: Sequence[float] = ()
+    """What a microbatch in flight keeps, one a region; none where it was not said."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +54,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     ):
         help = f"{text}; one number or one for each (default {default})"
         add(flag, default=default, metavar="N[,N..]", help=help)
+    help = "what a microbatch in flight keeps in memory in each region; adds them up"
+    add("--activation-mib", metavar="N[,N..]", help=help)
     add("--microbatches", type=int, metavar="N", help="default: run.plan.microbatches")
     add("--window", metavar="W", help="auto, classic, hide, or numbers (default: run.plan.window)")
     add("--trace", metavar="FILE", help="write the step for ui.perfetto.dev or chrome://tracing")
@@ -86,6 +90,7 @@ def ask(config: Config, options: argparse.Namespace) -> Question:
     rtt_ms = _numbers("--rtt-ms", options.rtt_ms, boundaries, least=0.0)
     mbit = _numbers("--mbit", options.mbit, boundaries, least=0.001)
     kib = _numbers("--boundary-kib", options.boundary_kib, boundaries, least=0.0)
+    activation_mib = options.activation_mib
     plan = config.run.plan
     count = options.microbatches
     if count is None:
@@ -110,6 +115,9 @@ def ask(config: Config, options: argparse.Namespace) -> Question:
         names=names,
         costs=costs,
         windows=resolve_windows(windows, num_stages=stages, num_microbatches=count),
+        activation_mib=_numbers("--activation-mib", activation_mib, stages, least=0.0)
+        if activation_mib is not None
+        else (),
         link=f"{options.rtt_ms} ms round trip, {options.mbit} Mbit/s, {options.boundary_kib} KiB",
     )
 
@@ -165,6 +173,18 @@ def report(question: Question, step: Simulated, glyphs: Glyphs) -> Iterator[str]
     yield glyphs.legend
     yield ""
     yield from _table(names, step)
+    if question.activation_mib:
+        yield ""
+        yield from _memory(question, step)
+
+
+def _memory(question: Question, step: Simulated) -> Iterator[str]:
+    """What the most microbatches in flight keep in memory."""
+    yield "activations at most"
+    for name, peak, mib in zip(
+        question.names, step.peak_in_flight, question.activation_mib, strict=True
+    ):
+        yield f"  {name}: {peak} x {mib:g} MiB = {peak * mib:.0f} MiB"
 
 
 def _table(names: Sequence[str], step: Simulated) -> Iterator[str]:

@@ -34,6 +34,8 @@ link whose quickest tensors are so much slower is followed at once: no bad luck 
 REVISIT_STEPS = 10
 """Where counts may change: after so many steps without a look, one is taken; what another count
 would save shows better once several steps have been averaged."""
+BACK_STEPS = 10
+"""Between two changes of the count in opposite directions: a count is given a chance."""
 GAIN = 0.02
 """What new windows must save of a step, unless they are much narrower."""
 NARROWER = 0.75
@@ -74,6 +76,9 @@ class Controller:
         self._moved_far = _Lasting(CONFIRM_FAR_STEPS)
         self._changed_step: int | None = None
         self._looked_step = 0
+        self._counted_step = -BACK_STEPS
+        """In which the count changed last."""
+        self._has_doubled = False
         self._most_samples = 1
 
     def on_step(
@@ -111,7 +116,11 @@ class Controller:
             return None
         self._looked_step = step
         seen = newest if is_far else _confirmed(self._planned, previous, newest)
-        plan, bound = self._choose(seen, figures, num_microbatches, num_samples)
+        plan, bound = self._choose(step, seen, figures, num_microbatches, num_samples)
+        if bound == "rate" and self._observed.num_steps < _SETTLING_STEPS:
+            # A connection that still finds its rate looks just like a slow link; with narrow
+            # windows it would never find it.
+            return None
         if not is_due and plan.num_microbatches == num_microbatches:
             return None
         before, self._planned = self._planned, seen
@@ -125,6 +134,8 @@ class Controller:
             return None
         self._changed_step = step
         if plan.num_microbatches != num_microbatches:
+            self._counted_step = step
+            self._has_doubled = plan.num_microbatches > num_microbatches
             self._observed.restart(step + 1)
             self._planned = self._newest = None
         text = (
@@ -135,6 +146,7 @@ class Controller:
 
     def _choose(
         self,
+        step: int,
         seen: Seen,
         figures: Sequence[Figures],
         num_microbatches: int,
@@ -150,6 +162,8 @@ class Controller:
             num_microbatches=num_microbatches,
             in_flight=[each.in_flight_limit for each in figures],
             memory=[each.memory_limit for each in figures],
+            may_double=self._has_doubled or step - self._counted_step >= BACK_STEPS,
+            may_halve=not self._has_doubled or step - self._counted_step >= BACK_STEPS,
         )
 
     def _is_revisited(self, step: int) -> bool:

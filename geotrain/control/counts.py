@@ -81,6 +81,8 @@ def choose_count(
     num_microbatches: int,
     in_flight: Sequence[int],
     memory: Sequence[int],
+    may_double: bool = True,
+    may_halve: bool = True,
 ) -> tuple[Plan, Bound]:
     """The plan for as many microbatches as now, for twice or for half as many.
 
@@ -110,7 +112,9 @@ def choose_count(
     best, bound = plan_for(num_microbatches)
     enough_s = best.predicted_s * (1 - GAIN)
     fewest = min(num_microbatches, len(seen.stages))
-    for count in (2 * num_microbatches, num_microbatches // 2):
+    others = [2 * num_microbatches] if may_double else []
+    others += [num_microbatches // 2] if may_halve else []
+    for count in others:
         # In proportion, and 0 stands for no limit: what has no room for one is no candidate.
         has_room = all(most * count >= num_microbatches for most in memory if most)
         if not fewest <= count <= num_samples or not has_room:

@@ -34,6 +34,11 @@ class Costs:
         """The slowest stage's forward and backward: a microbatch's share of a full pipeline."""
         return max(self.stage_s)
 
+    @property
+    def link_s(self) -> float:
+        """What the slowest boundary takes for a step's tensors, one way: no step is below that."""
+        return self.num_microbatches * max(self.transfer_s, default=0.0)
+
 
 def ideal_step_s(costs: Costs) -> float:
     """T_ideal: a step whose windows hide the latency, so that each link is paid for once.

@@ -118,3 +118,14 @@ def test_plain_characters_where_the_terminal_has_no_others(simulate, monkeypatch
     _, out, _ = simulate()
     assert "f forward  B backward  . idle" in out
     assert out.isascii()
+
+
+def test_activations_are_those_of_the_most_microbatches_in_flight(simulate):
+    _, out, _ = simulate("--window", "7,1", "--rtt-ms", "200", "--activation-mib", "100,50")
+    assert out.splitlines()[-3:] == [
+        "activations at most",
+        "  virginia: 7 x 100 MiB = 700 MiB",
+        "  frankfurt: 1 x 50 MiB = 50 MiB",
+    ]
+    status, _, error = simulate("--activation-mib", "1,2,3")
+    assert status != 0 and "--activation-mib needs one number, or 2 (got 3)" in error

@@ -76,6 +76,24 @@ def test_the_first_step_is_enough_to_hide_a_link():
     assert loop.step_s[1] == pytest.approx(ideal_step_s(link(0.05)), rel=0.01)
 
 
+def test_a_connection_that_still_finds_its_rate_is_no_slow_link():
+    """The run begins with wide windows, and its first tensors take 240 ms each; later ones 8 ms."""
+    loop = Loop(lambda step: line(link(0.2, mbit=35 if step == 1 else 1000)))
+    loop.windows = (32, 1)
+    loop.run(4)
+    assert list(loop.changes) == [2]
+    assert loop.windows == (9, 1)
+
+
+def test_a_slow_link_is_taken_for_one_from_its_second_step_on():
+    loop = Loop(lambda _: line(link(0.05, mbit=100)))
+    loop.windows = (32, 1)
+    loop.run(4)
+    assert list(loop.changes) == [2]
+    assert loop.changes[2].endswith("(set by rate)")
+    assert loop.windows[0] < 8
+
+
 def test_what_lies_at_the_receiver_is_no_delivery():
     """However wide the windows are: else they would grow by what they themselves made wait."""
     loop = Loop(lambda _: line(link(0.05)))

@@ -1,5 +1,6 @@
 """How many microbatches: what is predicted for other sizes, and a loop that follows a link."""
 
+import itertools
 from dataclasses import replace
 from random import Random
 
@@ -55,7 +56,7 @@ def sizes_of(*counts: int) -> Sizes:
     return sizes
 
 
-def choose(count: int, sizes: Sizes, *, rtt_s: float, room: int = 0):
+def choose(count: int, sizes: Sizes, *, rtt_s: float, room: int = 0, **may: bool):
     return choose_count(
         seen_at(count, rtt_s=rtt_s),
         sizes,
@@ -63,6 +64,7 @@ def choose(count: int, sizes: Sizes, *, rtt_s: float, room: int = 0):
         num_microbatches=count,
         in_flight=(0, 0),
         memory=(room * count // NUM_SAMPLES,) * 2,
+        **may,
     )
 
 
@@ -109,6 +111,41 @@ def test_a_sizes_times_are_averaged_over_its_steps():
     sizes.add(2.0, [StageCosts(forward_s=(0.01,), backward_s=(0.02,))] * 2)
     expected = sizes.at(8.0, seen_at(32, rtt_s=0.1), size=4.0)
     assert expected.stages[0].both_s == pytest.approx(0.12)
+
+
+def test_a_direction_may_be_barred():
+    sizes = sizes_of(32, 64)
+    assert choose(64, sizes, rtt_s=0.0)[0].num_microbatches == 32
+    assert choose(64, sizes, rtt_s=0.0, may_halve=False)[0].num_microbatches == 64
+    assert choose(32, sizes, rtt_s=0.2, room=ROOM)[0].num_microbatches == 64
+    barred, _ = choose(32, sizes, rtt_s=0.2, room=ROOM, may_double=False)
+    assert barred.num_microbatches == 32
+
+
+def test_a_count_that_was_just_left_is_not_gone_back_to():
+    """Twice as many are predicted to be quicker, and turn out not to be."""
+    controller = Controller(("virginia", "frankfurt"), counts=True)
+    count, windows, counts = 32, (4, 1), []
+    for number in range(1, 31):
+        model = model_at(count, rtt_s=0.2)
+        if count == 64:
+            slow = [replace(each, backward_s=(0.06,)) for each in model.stages]
+            model = replace(model, stages=slow)
+        room = ROOM * count // NUM_SAMPLES
+        step = simulate(model, num_microbatches=count, windows=windows)
+        counts.append(count)
+        change = controller.on_step(
+            number,
+            figures_of(number, model, step, memory=room),
+            windows=windows,
+            num_microbatches=count,
+            num_samples=NUM_SAMPLES,
+        )
+        if change is not None:
+            count, windows = change.plan.num_microbatches, change.plan.windows
+    changes = [n for n, (a, b) in enumerate(itertools.pairwise(counts)) if a != b]
+    assert len(changes) >= 2, counts
+    assert all(later - earlier >= 10 for earlier, later in itertools.pairwise(changes)), counts
 
 
 def test_never_more_than_there_are_samples_nor_fewer_than_stages():

@@ -102,18 +102,22 @@ def _row(
         "settled_step_s": _median([s["step_s"] for s in whole if s["step"] >= settled_from]),
         "ideal_s": ideal_step_s(costs),
         "lower_bound_s": lower_bound_s(costs),
+        "link_s": costs.link_s,
         "windows": steps[-1]["windows"] if steps else None,
         "num_microbatches": count if steps else None,
         "new_plans": [
-            {
-                "step": entry.step,
-                "steps_after_change": entry.step - numbers[0],
-                "windows": list(entry.windows),
-                "num_microbatches": entry.num_microbatches,
-                "why": entry.why,
-            }
-            for entry in own_plans
+            plan_row(entry) | {"steps_after_change": entry.step - numbers[0]} for entry in own_plans
         ],
+    }
+
+
+def plan_row(entry: Entry) -> dict[str, Any]:
+    """What the JSON says of a plan."""
+    return {
+        "step": entry.step,
+        "windows": list(entry.windows),
+        "num_microbatches": entry.num_microbatches,
+        "why": entry.why,
     }
 
 
@@ -131,7 +135,7 @@ def phase_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             continue
         lines.append(
             f"  {what}: step {row['settled_step_s'] or row['step_s']:.3f} s once settled, "
-            f"{row['step_s']:.3f} s in all, ideal {row['ideal_s']:.3f} s "
+            f"{row['step_s']:.3f} s in all, ideal {max(row['ideal_s'], row['link_s']):.3f} s "
             f"({row['num_steps']} steps from step {row['first_step']})"
         )
         for plan in row["new_plans"]:

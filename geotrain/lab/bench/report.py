@@ -23,12 +23,14 @@ def report(
     load: float,
     peers: Mapping[str, Peer] | str | None,
     taken: Sequence[Mapping[str, float]] | None = None,
+    plans: Sequence[Mapping[str, Any]] = (),
     phases: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Every field of the JSON object.
 
     Args:
         taken: What forwards and backwards really took in each region; None where not all said.
+        plans: What the steps ran under, each from its step on, and why.
         phases: Of a run whose links a script changed.
         peers: What was compared with, why nothing could be, or None where nothing was asked for.
     """
@@ -39,11 +41,13 @@ def report(
         "step_s": step_s,
         "ideal_s": ideal_s,
         "lower_bound_s": lower_bound_s(costs),
+        "link_s": costs.link_s,
         "ratio": step_s / ideal_s if ideal_s > 0 else None,
         "windows": steps[-1]["windows"],
         "num_microbatches": steps[-1]["num_microbatches"],
         "bubble": 1 - busy_s / step_s,
         "measured": _measured(costs, taken, step_s),
+        "plans": list(plans),
         "phases": list(phases),
         "num_steps": len(steps),
         "num_steps_asked": options.work.steps,

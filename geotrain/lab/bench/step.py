@@ -17,7 +17,7 @@ from typing import Any
 from geotrain.control.journal import Entry
 from geotrain.lab.bench.options import BenchOptions, plan_log_path, site_toml, times_path
 from geotrain.lab.bench.peers import measure_torch
-from geotrain.lab.bench.phases import phase_rows
+from geotrain.lab.bench.phases import phase_rows, plan_row
 from geotrain.lab.bench.report import report, table
 from geotrain.lab.bench.sites import (
     FEWEST_STEPS,
@@ -62,6 +62,7 @@ async def _measure(sites: Sites, options: BenchOptions) -> dict[str, Any]:
         load=load,
         peers=await measure_torch(sites, options) if options.against_torch else None,
         taken=_taken(sites),
+        plans=[plan_row(entry) for entry in _plans(sites)],
         phases=_phases(sites, options, steps, started_s),
     )
 
@@ -85,9 +86,13 @@ def _phases(
 ) -> list[dict[str, Any]]:
     if options.script is None:
         return []
+    return phase_rows(options, steps, _plans(sites), started_s=started_s)
+
+
+def _plans(sites: Sites) -> list[Entry]:
+    """Those of the run, as its first region noted them."""
     text = plan_log_path(sites.folder).read_text(encoding="utf-8")
-    plans = [Entry.from_line(line) for line in text.splitlines()]
-    return phase_rows(options, steps, plans, started_s=started_s)
+    return [Entry.from_line(line) for line in text.splitlines()]
 
 
 async def _measure_geotrain(

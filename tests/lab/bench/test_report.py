@@ -38,6 +38,7 @@ def test_a_step_against_the_ideal():
     result = figures()
     assert result["ideal_s"] == pytest.approx(31 * 0.06 + 0.12 + 0.12)
     assert result["lower_bound_s"] == pytest.approx(0.02 + 0.1 + 0.01 + 32 * 0.06)
+    assert result["link_s"] == pytest.approx(32 * 0.01)
     assert result["ratio"] == pytest.approx(2.4 / 2.1)
     assert result["bubble"] == pytest.approx(1 - 1.92 / 2.4)
     assert (result["windows"], result["num_microbatches"]) == ([8, 1], 32)
