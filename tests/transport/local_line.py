@@ -203,9 +203,11 @@ def open_views(*attachments: Attachment) -> int:
     """Make every rank ready and open the view that this forms, as a pipeline does."""
     for attachment in attachments:
         attachment.ready({})
+    # A board may still have a region as it was before, ready too.
+    present = {name: one.board()[name].incarnation for one in attachments for name in [one.region]}
     view = 0
     for attachment in attachments:
-        assert attachment.wait(lambda a=attachment: all_ready(a), timeout_s=TIMEOUT_S), (
+        assert attachment.wait(lambda a=attachment: all_ready(a, present), timeout_s=TIMEOUT_S), (
             attachment.board()
         )
         board = attachment.board()
@@ -215,8 +217,11 @@ def open_views(*attachments: Attachment) -> int:
     return view
 
 
-def all_ready(attachment: Attachment) -> bool:
-    return all(entry.state == "ready" for entry in attachment.board().values())
+def all_ready(attachment: Attachment, present: Mapping[str, int] | None = None) -> bool:
+    """Whether its board has every region as ready, and those of `present` with this incarnation."""
+    board = attachment.board()
+    is_present = all(board[name].incarnation == number for name, number in (present or {}).items())
+    return is_present and all(entry.state == "ready" for entry in board.values())
 
 
 def wait_for_state(attachment: Attachment, region: str, state: str) -> Presence:
