@@ -69,7 +69,7 @@ class Run:
 
 
 def train(folder: Path) -> Run:
-    link = LinkSettings.from_round_trip(0.04, rate_bytes_per_s=125e6)
+    link = LinkSettings.from_round_trip(0.08, rate_bytes_per_s=125e6)
     spec = RunSpec(microbatches=4, window=4, global_batch=GLOBAL_BATCH)
     with (
         open_wan("relay", sites=("r0", "r1"), link=link) as wan,
