@@ -37,11 +37,15 @@ def free_ports(count: int) -> list[int]:
 class Daemons:
     """A line of regions named a, b, c ..., a daemon process each."""
 
-    def __init__(self, folder: Path, num_regions: int, *, site: str = "", run: str = "") -> None:
+    def __init__(
+        self, folder: Path, num_regions: int, *, site: str = "", run: str = "", batch: int = 8
+    ) -> None:
         """
         Args:
             site, run: More TOML for every region's [site], and for [run].
+            batch: run.global_batch.
         """
+        self._batch = batch
         self.names = [chr(ord("a") + index) for index in range(num_regions)]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._folder = folder
@@ -61,7 +65,7 @@ class Daemons:
             if abs(self.names.index(peer) - index) == 1
         )
         self.config_path(name).write_text(
-            f"version = 1\n[run]\nid = 'test'\nglobal_batch = 8\n{run}\n{regions}"
+            f"version = 1\n[run]\nid = 'test'\nglobal_batch = {self._batch}\n{run}\n{regions}"
             f"[site]\nname = '{name}'\nlisten = '127.0.0.1:{self._ports[index]}'\n"
             f"status = '127.0.0.1:0'\nsocket = '{self.socket_path(name)}'\n{site}\n{peers}"
         )
@@ -136,7 +140,7 @@ class Daemons:
 
 
 @contextlib.contextmanager
-def daemons(folder: Path, num_regions: int, **extra: str) -> Iterator[Daemons]:
+def daemons(folder: Path, num_regions: int, **extra: Any) -> Iterator[Daemons]:
     started = Daemons(folder, num_regions, **extra)
     try:
         for name in started.names:
