@@ -28,12 +28,12 @@ MIB = 1 << 20
 ARENA_MIB = 256
 LIMIT_S = 900.0
 POLL_S = 0.05
-CASES: dict[str, tuple[int, int]] = {
-    "one of 3 GiB": (1, 3 << 30),
-    "1,000 without elements": (1_000, 0),
-    "100,000 of 100 bytes": (100_000, 100),
+CASES: dict[str, tuple[int, int, int]] = {
+    "one of 3 GiB": (1, 1, 3 << 30),
+    "1,000 without elements": (1, 1_000, 0),
+    "100,000 of 100 bytes": (25, 4_000, 100),
 }
-"""How many tensors, and the bytes of each."""
+"""How many batches, tensors in each, and the bytes of each tensor."""
 
 
 class Passes(nn.Module):
@@ -72,9 +72,10 @@ def rank_main(config: str, case: str) -> None:
     region = geotrain.attach(config)
     segment = region.segment(lambda: nn.Sequential(Passes(), Passes()))
     pipeline = region.pipeline(segment, None, loss_fn=differs, loss_reduction="sum")
-    batch = make_batch(*CASES[case]) if region.reads_data else None
+    num_batches, count, size = CASES[case]
+    batch = make_batch(count, size) if region.reads_data else None
     began = time.perf_counter()
-    report = pipeline.evaluate([batch] if batch is not None else None)
+    report = pipeline.evaluate([batch] * num_batches if batch is not None else None)
     took_s = time.perf_counter() - began
     region.close()
     wrong = round(report.loss * report.num_tokens)
@@ -106,17 +107,17 @@ class Watch:
 
 
 def measure(folder: Path, case: str) -> dict[str, Any]:
-    count, _ = CASES[case]
+    num_batches, count, _ = CASES[case]
     run = f"[run.plan]\nmicrobatches = {count}\n"
     with daemons(folder, 2, site=f"arena_mib = {ARENA_MIB}", run=run, batch=count) as running:
         pids = {name: process.pid for name, process in running.processes.items()}
         with Watch(pids) as watch:
             ranks = [spawn(running.config_path(name), case) for name in running.names]
             results = [finish(rank) for rank in ranks]
-    assert results[0]["tensors"] == count, results
+    assert results[0]["tensors"] == num_batches * count, results
     return {
         "seconds": round(results[1]["took_s"], 1),
-        "tensors": count,
+        "tensors": num_batches * count,
         "wrong": results[0]["wrong"],
         "daemons_own_mib": watch.most_mib,
     }
