@@ -35,7 +35,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 
 # Tables of many minutes, each run by itself: see its first lines.
-LONG_BENCHMARKS := %/soak.py %/step_table.py %/auto_windows.py %/simulator_check.py %/planner_grid.py
+LONG_BENCHMARKS := %/step_table.py %/auto_windows.py %/simulator_check.py %/planner_grid.py
 
 # Each prints one JSON object; run alone on the machine.
 bench: $(STAMP)
@@ -46,8 +46,9 @@ bench: $(STAMP)
 table: $(STAMP)
 	@$(BIN)/python tests/benchmarks/step_table.py $(TABLE_ARGS)
 
+# Random faults for an hour: make soak SOAK_ARGS="--minutes 5 --seed 3".
 soak: $(STAMP)
-	@$(BIN)/python tests/benchmarks/soak.py $(SOAK_ARGS)
+	@$(BIN)/python -m tests.faults.soak $(SOAK_ARGS)
 
 # Faults at their full length, each under load with many seeds: some hours.
 faults: $(STAMP)
