@@ -50,9 +50,10 @@ table: $(STAMP)
 soak: $(STAMP)
 	@$(BIN)/python -m tests.faults.soak $(SOAK_ARGS)
 
-# Faults at their full length, each under load with many seeds: some hours.
+# Faults at their full length, each under load with many seeds: most of an hour.
 faults: $(STAMP)
-	FAULT_LENGTH=full FAULT_SEEDS=$(or $(FAULT_SEEDS),20) $(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
+	FAULT_LENGTH=full FAULT_SEEDS=$(or $(FAULT_SEEDS),20) \
+		$(BIN)/python -m pytest tests/faults -n 4 --dist=load $(PYTEST_ARGS)
 
 # New inputs for everything that reads a peer's bytes; make test runs a fixed few.
 fuzz: $(STAMP)

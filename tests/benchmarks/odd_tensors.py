@@ -83,7 +83,7 @@ def rank_main(config: str, case: str) -> None:
 
 
 class Watch:
-    """The most memory that each process had which it shares with nobody."""
+    """The most anonymous memory that each process had: of its own, and of no file or arena."""
 
     def __init__(self, pids: dict[str, int]) -> None:
         self.most_mib = dict.fromkeys(pids, 0.0)
@@ -102,7 +102,9 @@ class Watch:
     def _run(self) -> None:
         while not self._ended.wait(POLL_S):
             for name, process in self._processes.items():
-                own_mib = process.memory_full_info().uss / MIB
+                # Not `uss`, which counts the arena as soon as the rank's mapping of it is gone.
+                info = process.memory_info()
+                own_mib = (info.rss - info.shared) / MIB
                 self.most_mib[name] = max(self.most_mib[name], round(own_mib, 1))
 
 
