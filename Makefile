@@ -35,7 +35,8 @@ check: $(STAMP)
 	$(BIN)/mypy
 
 # Tables of many minutes, each run by itself: see its first lines.
-LONG_BENCHMARKS := %/step_table.py %/auto_windows.py %/simulator_check.py %/planner_grid.py %/real_model.py
+LONG_BENCHMARKS := %/step_table.py %/auto_windows.py %/simulator_check.py %/planner_grid.py %/real_model.py \
+	%/simulator_real_model.py
 
 # Each prints one JSON object; run alone on the machine.
 bench: $(STAMP)

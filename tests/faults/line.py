@@ -64,11 +64,20 @@ class RelayNet:
         self._relay_port = self._run(self._relay.start())
         self._target = 0
 
+    @property
+    def address(self) -> str:
+        """What is dialled instead of b; connections wait until `aim`."""
+        return f"http://{self.host}:{self._relay_port}"
+
+    def aim(self, port: int) -> None:
+        """Tell once where b listens."""
+        self._call(self._relay.aim, self.host, port)
+
     def url(self, port: int) -> str:
         if not self._target:
             self._target = port
-            self._call(self._relay.aim, self.host, port)
-        return f"http://{self.host}:{self._relay_port}"
+            self.aim(port)
+        return self.address
 
     def command(self, name: str, command: list[str]) -> list[str]:
         return command

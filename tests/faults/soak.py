@@ -47,16 +47,15 @@ class Soak:
         """Of each process, at rest after each fault: resident bytes, open descriptors."""
 
     def start(self) -> None:
-        names = SPEC.names
-        for name in names:
+        for name in SPEC.names:
             self.regions.start_rank(name, SCRIPT, name, str(self.regions.folder))
-        self.regions.start_daemons(urls={"r1": "http://127.0.0.1:1"})
-        # The relay learns where r1 listens; r0's daemon is started again to dial the relay.
-        port = int(self.regions.ports["r1"]["listen"].rpartition(":")[2])
-        config = self.regions.config("r0")
-        config.write_text(config.read_text().replace("http://127.0.0.1:1", self.net.url(port)))
-        self.regions.kill_daemon("r0")
-        self.regions.start_daemon("r0")
+        self.regions.start_daemons(urls={"r1": self.net.address})
+        self.net.aim(self.listen_port)
+
+    @property
+    def listen_port(self) -> int:
+        """Of r1, which is dialled."""
+        return int(self.regions.ports["r1"]["listen"].rpartition(":")[2])
 
     def step(self) -> int:
         """The newest step that all ranks have told of."""
@@ -115,8 +114,7 @@ class Soak:
         self._stop(rank.pid, self._lasting(0.5, 3 * SPEC.silent_s))
 
     def garbage(self) -> None:
-        listen = int(self.regions.ports["r1"]["listen"].rpartition(":")[2])
-        with self.net.connect(listen) as connection:
+        with self.net.connect(self.listen_port) as connection:
             connection.sendall(self.rng.randbytes(self.rng.randint(1, 5_000)))
             time.sleep(0.2)
 
