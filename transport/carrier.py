@@ -69,7 +69,7 @@ class Carrier(Protocol):
         """What the path has carried of late, to size what waits below; None: not known."""
 
     def pace(self, rate_bytes_per_s: float) -> None:
-        """Send no faster than this, where the kernel can see to it."""
+        """Send no faster than this, where the kernel can see to it; `math.inf`: as it likes."""
 
     def counts(self) -> KernelCounts | None:
         """None where the kernel does not tell."""

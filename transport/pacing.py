@@ -36,6 +36,10 @@ path for a whole interval: what it delivered is not what the path carries."""
 FULL = 0.8
 STUCK_RTTS, STUCK_S = 3, 0.2
 SAME_RATE, SAME_MOMENT, NOT_ALL = 0.2, 0.1, 0.9
+LEAST_BELIEVED = 0.4
+"""Of what got through when the queue was first seen. A path that became longer looks like a queue
+that no cap shortens: without this the cap would fall until that is understood, and take long to
+come back."""
 CERTAIN = 4
 """A queue of so many times the target is acted on at once; a smaller one when it is there twice."""
 GOT_THROUGH = 0.8
@@ -67,7 +71,7 @@ class Pacing:
         self._path_rate = 0.0
         self._rates: deque[float] = deque(maxlen=PEAK_INTERVALS)
         self._confirmed = self._proven = False
-        self._over_rate = 0.0
+        self._over_rate = self._rate_at_first = 0.0
         self._standing_rates: deque[float] = deque(maxlen=STANDING_INTERVALS)
         self._previous_rate = 0.0
         self._calm_intervals = 0
@@ -143,13 +147,15 @@ class Pacing:
         self._rates.append(rate)
         was_over, self._was_over = self._was_over, self.is_queueing
         if self.is_queueing:
+            if not was_over:
+                self._cap_before = self.cap_bytes_per_s
             self._standing_rates.append(rate)
             if self._is_starting(rate, elapsed_s):
                 # The queue may be only beginning: no further doubling, but no less either.
                 self.cap_bytes_per_s = max(FLOOR_BYTES_PER_S, HELD_GROWTH * rate)
                 self.reason = f"{self.queue_s * 1e3:.0f} ms of queue at the start"
             elif was_over or self.queue_s > CERTAIN * self.target_s:
-                self._lower(rate, elapsed_s)
+                self._lower(rate, elapsed_s, busy)
         else:
             self._standing_rates.clear()
             if rtts_s:
@@ -167,10 +173,10 @@ class Pacing:
         before = self._rates[max(0, len(self._rates) - 1 - back)]
         return rate > STILL_GROWING * before
 
-    def _lower(self, rate: float, elapsed_s: float) -> None:
+    def _lower(self, rate: float, elapsed_s: float, busy: bool) -> None:
         if self._deepest_s == 0.0:
-            self._cap_before = self.cap_bytes_per_s
             self._path_rate = self._peak
+            self._rate_at_first = max(self._standing_rates)
             self._proven, self._over_rate = False, 0.0
         if self.queue_s > 2 * self._deepest_s or self.queue_s < self._deepest_s / 2:
             # A new queue, much more of it, or half of it gone: the patience begins anew.
@@ -182,13 +188,16 @@ class Pacing:
             # More was offered than came through, twice: that is what the path carries.
             self._proven = True
         self._over_rate = rate
-        if self.cap_bytes_per_s is not None and rate >= GOT_THROUGH * self.cap_bytes_per_s:
+        is_ours = not busy or rate >= GOT_THROUGH * offered
+        if self.cap_bytes_per_s is not None and is_ours:
             # Less is sent than leaves the queue, if it is ours: it must become shorter.
             self._episode_s += elapsed_s
         if self._episode_s > patience_s:
             self._accept_delay()
             return
-        self._path_rate = max(*self._standing_rates, STEEPEST_FALL * self._path_rate)
+        fallen = max(*self._standing_rates, STEEPEST_FALL * self._path_rate)
+        # Where the cap alone holds it back, what gets through says less and less of the path.
+        self._path_rate = max(fallen, LEAST_BELIEVED * self._rate_at_first) if is_ours else fallen
         self.cap_bytes_per_s = max(FLOOR_BYTES_PER_S, share * self._path_rate)
         self._calm_intervals = 0
         self.reason = f"{self.queue_s * 1e3:.0f} ms of queue"

@@ -5,6 +5,7 @@ It ticks only while there is bulk to send.
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -73,6 +74,7 @@ class RateControl:
         self._last_tick = self._last_busy = 0.0
         self._seen: dict[int, KernelCounts] = {}
         self._retransmitted_before = 0
+        self._paced = False
 
     def wake(self) -> None:
         """There is bulk to send."""
@@ -162,8 +164,11 @@ class RateControl:
         for lane, share in zip(carrying, shares, strict=True):
             lane.carrier.expect_rate(lane.sent.rate_bytes_per_s)
             if cap is not None:
-                # Before the first queue nothing is set: pacing costs the kernel timers.
                 lane.carrier.pace(cap * share)
+            elif self._paced:
+                lane.carrier.pace(math.inf)
+        # Before the first queue nothing is set: pacing costs the kernel timers.
+        self._paced = cap is not None
 
     def _read_kernels(self) -> "_Told":
         """What has changed since the last time."""

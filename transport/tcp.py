@@ -41,7 +41,7 @@ def pace(connection: socket.socket, rate_bytes_per_s: float) -> None:
     if not _is_linux_tcp(connection):
         return
     # 32 bits, which every kernel takes; the greatest means no limit.
-    rate = min(int(rate_bytes_per_s), _MAX_U32)
+    rate = int(min(rate_bytes_per_s, _MAX_U32))
     connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, _U32.pack(rate))
 
 

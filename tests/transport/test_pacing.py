@@ -67,6 +67,33 @@ def test_a_longer_path_is_accepted_and_the_rate_comes_back():
     assert path.run(5.0) > 0.9
 
 
+@pytest.mark.parametrize("rtts_s", [(0.02, 0.2), (0.02, 0.3), (0.1, 0.25), (0.005, 0.4)])
+@pytest.mark.parametrize("share", [0.05, 0.14, 0.5])
+@pytest.mark.parametrize("before_s", [2.0, 10.0, 18.0])
+def test_a_path_that_becomes_longer_while_little_is_sent_soon_holds_nothing_back(
+    rtts_s, share, before_s
+):
+    """A pipeline: 1 MiB at a time, which is less than the path carries, before and afterwards."""
+    path = Path(rate=1000 * MBIT, rtt_s=rtts_s[0], backlog=0.0)
+    every_s = (1 << 20) / (share * path.rate)
+
+    def most_behind(seconds: float) -> float:
+        """Bytes that waited to be sent, at most."""
+        end, most = path.now + seconds, 0.0
+        while path.now < end:
+            path.backlog += 1 << 20
+            path.run(every_s)
+            most = max(most, path.backlog)
+        return most
+
+    most_behind(before_s)
+    path.rtt_s = rtts_s[1]
+    assert most_behind(3.5) < 3.0 * share * path.rate
+    assert most_behind(10.0) == 0.0
+    cap = path.pacing.cap_bytes_per_s
+    assert cap is None or cap > 1.2 * share * path.rate
+
+
 def test_a_queue_of_others_does_not_starve_us():
     path = Path(rate=500 * MBIT, rtt_s=0.1)
     path.run(5.0)
