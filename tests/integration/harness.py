@@ -64,6 +64,11 @@ class Process:
     def output(self) -> str:
         return self.log.read_text(errors="replace")
 
+    def lines(self) -> list[str]:
+        """The lines that are whole: while it runs, the last one may be half written."""
+        parts = self.output().splitlines(keepends=True)
+        return [part.rstrip("\n") for part in parts if part.endswith("\n")]
+
     def tail(self) -> str:
         return "\n".join(self.output().splitlines()[-TAIL_LINES:])
 
@@ -85,6 +90,11 @@ class Process:
         return self.popen.wait(limit_s)
 
 
+def _inherited() -> dict[str, str]:
+    # Unbuffered, a printed line and its end are two writes, with a thread's log line between them.
+    return {name: v for name, v in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
 def start_process(
     command: Sequence[str], *, name: str, log: Path, env: Mapping[str, str] | None = None
 ) -> Process:
@@ -94,7 +104,7 @@ def start_process(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **ONE_THREAD, **(env or {})},
+            env={**_inherited(), **ONE_THREAD, **(env or {})},
         )
     return Process(name, popen, log)
 
