@@ -41,6 +41,8 @@ class RunSpec:
     arena_mib: int = 8
     extra: Mapping[str, Any] = field(default_factory=dict)
     """More keys of `[run]`, such as max_grad_norm."""
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    """More keys of `[run.plan]`."""
     egress_usd_per_gb: float = 0.0
     egress_usd_per_day: float | None = None
 
@@ -150,7 +152,9 @@ class Regions:
         lines += [f"global_batch = {spec.global_batch}", f'precision = "{spec.precision}"']
         lines += [f"{key} = {json.dumps(value)}" for key, value in spec.extra.items()]
         lines += ["[run.plan]", f"microbatches = {json.dumps(spec.microbatches)}"]
-        lines += [f"window = {json.dumps(spec.window)}", "[run.compression]"]
+        lines += [f"window = {json.dumps(spec.window)}"]
+        lines += [f"{key} = {json.dumps(value)}" for key, value in spec.plan.items()]
+        lines += ["[run.compression]"]
         lines += [f'activations = "{spec.codec}"', f'gradients = "{spec.codec}"']
         for region, (first, last) in zip(
             spec.names, layer_ranges(spec.layers, spec.regions), strict=True
