@@ -27,7 +27,9 @@ from tests.faults.line import BASE, RelayNet
 from tests.integration.harness import Process, Regions, RunSpec
 
 SCRIPT = Path(__file__).with_name("soak_rank.py")
-SPEC = RunSpec(microbatches=3, codec="planes", arena_mib=1, silent_s=2.0, wait_s=120.0)
+SPEC = RunSpec(
+    microbatches=3, codec="planes", arena_mib=1, silent_s=2.0, wait_s=120.0, keeps_ports=True
+)
 PROGRESS_LIMIT_S = 180.0
 END_LIMIT_S = 120.0
 MIB = 1 << 20

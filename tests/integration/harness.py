@@ -17,9 +17,10 @@ from typing import Any
 
 from geotrain.lab.demo.options import layer_ranges
 from geotrain.lab.processes import tethered
+from tests.free_ports import free_ports
 
-START_LIMIT_S = 30.0
-STOP_LIMIT_S = 10.0
+START_LIMIT_S = 60.0
+STOP_LIMIT_S = 30.0
 TAIL_LINES = 30
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
@@ -43,6 +44,8 @@ class RunSpec:
     """More keys of `[run]`, such as max_grad_norm."""
     plan: Mapping[str, Any] = field(default_factory=dict)
     """More keys of `[run.plan]`."""
+    keeps_ports: bool = False
+    """Whether daemons listen at ports that nobody else is given: those that are to be killed."""
     egress_usd_per_gb: float = 0.0
     egress_usd_per_day: float | None = None
 
@@ -121,6 +124,8 @@ class Regions:
         self.ranks: dict[str, Process] = {}
         self.ports: dict[str, dict[str, Any]] = {}
         self.num_killed: dict[str, int] = {}
+        ports = free_ports(spec.regions) if spec.keeps_ports else [0] * spec.regions
+        self._ports = dict(zip(spec.names, ports, strict=True))
 
     def __enter__(self) -> "Regions":
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -160,7 +165,7 @@ class Regions:
             spec.names, layer_ranges(spec.layers, spec.regions), strict=True
         ):
             lines += ["[[run.regions]]", f'name = "{region}"', f'layers = "{first}:{last}"']
-        lines += ["[site]", f'name = "{name}"', 'listen = "127.0.0.1:0"']
+        lines += ["[site]", f'name = "{name}"', f'listen = "127.0.0.1:{self._ports[name]}"']
         lines += ['status = "127.0.0.1:0"', f"arena_mib = {spec.arena_mib}"]
         lines += [f"socket = {json.dumps(str(self.socket(name)))}"]
         lines += ["[site.liveness]", f"silent_s = {spec.silent_s}", f"wait_s = {spec.wait_s}"]
@@ -211,12 +216,10 @@ class Regions:
 
     def kill_daemon(self, name: str) -> None:
         """SIGKILL; the next `start_daemon` listens where this one did."""
+        assert self.spec.keeps_ports
         self.daemons[name].popen.kill()
         self.daemons[name].stop()
         self.num_killed[name] = self.num_killed.get(name, 0) + 1
-        file, address = self.config(name), self.ports[name]["listen"]
-        text = file.read_text().replace('listen = "127.0.0.1:0"', f'listen = "{address}"')
-        file.write_text(text)
 
     def start_rank(
         self, name: str, script: Path, *args: str, env: Mapping[str, str] | None = None

@@ -46,7 +46,7 @@ def relay():
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory, relay):
     """Two regions, joined through the relay."""
-    spec = RunSpec(arena_mib=1, codec="planes", silent_s=3.0)
+    spec = RunSpec(arena_mib=1, codec="planes", silent_s=3.0, keeps_ports=True)
     with Regions(tmp_path_factory.mktemp("pair"), spec) as regions:
         regions.start_daemons(urls={"r1": f"http://127.0.0.1:{relay.port}"})
         host, _, port = regions.ports["r1"]["listen"].rpartition(":")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from harness import start_process
 
-from tests.daemon.daemons import free_ports
+from tests.free_ports import free_ports
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 SCRIPT = DEPLOY / "examples" / "nanogpt.py"
