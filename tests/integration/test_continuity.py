@@ -280,11 +280,11 @@ def test_a_new_start_trains_whoever_else_would_attach_until_a_daemon_is_ended(th
 
 
 def test_a_killed_daemon_that_stays_away_is_named_after_wait_s(tmp_path):
-    spec = RunSpec(wait_s=3.0)
+    spec = RunSpec(silent_s=4.0, wait_s=4.0)
     with Regions(tmp_path, spec) as regions:
         # A patient rank, so that it is its daemon that names the link.
         file = regions.rank_config("r1")
-        file.write_text(file.read_text().replace("wait_s = 3.0", f"wait_s = {RANKS_WAIT_S}"))
+        file.write_text(file.read_text().replace("wait_s = 4.0", f"wait_s = {RANKS_WAIT_S}"))
         regions.start_daemons()
         start(regions, "endless")
         await_step(regions, "endless", 2)
