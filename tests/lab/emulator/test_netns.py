@@ -154,11 +154,11 @@ def test_a_cut_in_one_direction_leaves_the_other():
 
 
 def test_a_connection_that_was_silent_too_long_is_forgotten_and_a_new_one_is_not():
-    with lab() as wan:
+    with lab(idle_drop_s=LIMIT_S) as wan:
         with connected(wan) as (near, far):
             near.sendall(b"x")
             assert far.recv(1) == b"x"
-            wan.set(idle_drop_s=0.3)  # not before: until here it may take any time
+            wan.set(idle_drop_s=0.3)  # until here it may have taken any time
             time.sleep(0.5)
             near.sendall(b"y")
             assert not arrives(far, within_s=0.5)
