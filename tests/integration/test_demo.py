@@ -42,7 +42,10 @@ def demo(folder: Path, *options: str) -> Iterator[subprocess.Popen]:
 
 
 def next_step(process: subprocess.Popen) -> dict:
-    """Wait for the next line; the pipe is closed when the demo ends, so this ends too."""
+    """Wait for the next line; the pipe is closed when the demo ends, so this ends too.
+
+    `communicate` then gives what comes later, but not what had come by now.
+    """
     text = process.stdout.readline()
     assert text, process.stderr.read()
     return json.loads(text)
@@ -71,11 +74,9 @@ def test_it_trains_what_one_plain_process_trains(tmp_path, regions, codec, rtt_m
     options = ["--regions", str(regions), "--codec", codec, "--rtt-ms", str(rtt_ms)]
     options += ["--emulator", emulator]
     with demo(tmp_path, *options, "--steps", "3", "--microbatches", "4", "--verify") as process:
-        steps = [next_step(process)]
         out, err = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 0, err
-    *others, summary = [json.loads(line) for line in out.splitlines()]
-    steps += others
+    *steps, summary = [json.loads(line) for line in out.splitlines()]
     assert [set(step) for step in steps] == [STEP_KEYS] * 3
     assert {step["event"] for step in steps} == {"step"}
     assert [step["step"] for step in steps] == [1, 2, 3]
