@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,21 +16,10 @@ from typing import Any
 from geotrain.config import load_config
 from geotrain.daemon.routing import routes
 from geotrain.transport.attachment import Attachment
+from tests.free_ports import free_ports
 
-START_LIMIT_S = 20.0
-STOP_LIMIT_S = 10.0
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on now, all different."""
-    socks = [socket.socket() for _ in range(count)]
-    try:
-        for sock in socks:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in socks]
-    finally:
-        for sock in socks:
-            sock.close()
+START_LIMIT_S = 60.0
+STOP_LIMIT_S = 30.0
 
 
 class Daemons:
@@ -83,6 +71,7 @@ class Daemons:
         """Start a daemon and wait until it serves its status page."""
         # -P: the current folder holds the metadata of an editable install, which would come before
         # any that a test puts on the path.
+        self._note_path(name).unlink(missing_ok=True)  # that of one which was killed
         module = [sys.executable, "-P", "-m", "geotrain"]
         argv = [*module, "daemon", "--config", str(self.config_path(name))]
         with self.log_path(name).open("ab") as log:
@@ -115,7 +104,7 @@ class Daemons:
 
     def get(self, name: str, path: str) -> str:
         address = json.loads(self._note_path(name).read_text())["status"]
-        with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as response:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=STOP_LIMIT_S) as response:
             text: str = response.read().decode()
             return text
 

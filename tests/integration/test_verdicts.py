@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Regions, RunSpec
+from harness import Process, Regions, RunSpec
 from verdicts_rank import GLOBAL_BATCH, SLOW_FROM, SLOW_UNTIL, STEPS
 
 from geotrain.commands.status import fetch
@@ -26,17 +26,21 @@ LINK_FROM = 34
 """The step from which on the link is slow, or one of the next."""
 
 
-def steps_of(log: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+def steps_of(rank: Process) -> list[dict[str, Any]]:
+    """What it has told of its steps so far."""
+    return [json.loads(line) for line in rank.lines() if line.startswith("{")]
 
 
 def await_step(regions: Regions, number: int, deadline: float) -> int:
     """Wait until the first region has done this step. Returns the newest one."""
     while True:
-        done = steps_of(regions.ranks["r0"].output())
+        has_ended = (
+            regions.ranks["r0"].popen.poll() is not None
+        )  # before the last look at its lines
+        done = steps_of(regions.ranks["r0"])
         if done and done[-1]["step"] >= number:
             return done[-1]["step"]
-        assert regions.ranks["r0"].popen.poll() is None, regions.all_tails()
+        assert not has_ended, regions.all_tails()
         assert time.monotonic() < deadline, regions.all_tails()
         time.sleep(0.01)
 
@@ -81,13 +85,13 @@ def train(folder: Path) -> Run:
             regions.start_rank(name, HERE / "verdicts_rank.py", name)
         regions.start_daemons(urls={"r1": f"http://{route.host}:{route.port}"})
         wan.aim(route, int(regions.ports["r1"]["listen"].rpartition(":")[2]))
-        slow_from = await_step(regions, LINK_FROM - 1, deadline) + 1
+        slow_from = min(await_step(regions, LINK_FROM - 1, deadline) + 1, STEPS)
         wan.set(source="r0", target="r1", delay_s=0.15)
         await_step(regions, slow_from, deadline)
         status = fetch(load_config(regions.config("r0")))
         regions.expect_success(deadline=deadline)
-        logs = [regions.ranks[name].output() for name in spec.names]
-    return Run([steps_of(log) for log in logs], logs, status)
+        ranks = [regions.ranks[name] for name in spec.names]
+    return Run([steps_of(rank) for rank in ranks], [rank.output() for rank in ranks], status)
 
 
 def test_a_slowed_stage_and_a_slow_link_are_named_rightly_in_every_region(tmp_path):

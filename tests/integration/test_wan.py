@@ -17,7 +17,7 @@ from geotrain.lab.settings import LinkSettings
 from geotrain.lab.wan import Wan, find_wan, names_of_labs, open_wan
 from tests.lab.eventually import eventually
 
-LIMIT_S = 20.0
+LIMIT_S = 30.0
 
 
 @pytest.fixture

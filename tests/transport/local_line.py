@@ -19,7 +19,7 @@ from geotrain.transport.attachment import Attachment
 from geotrain.transport.flow import Ring
 from geotrain.transport.messages import Message, Presence, view_id
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 T = TypeVar("T")
 
 

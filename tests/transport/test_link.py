@@ -23,7 +23,7 @@ from tests.transport.lane_pair import RUN, make_hello
 
 VIEW = 7
 RING_BYTES = 8 << 20
-DEADLINE_S = 20.0
+DEADLINE_S = 30.0
 
 
 class ZlibCoder:
@@ -40,7 +40,17 @@ class ZlibCoder:
 class Site:
     """A daemon's part around one link: keeps what it is told, releases at once unless held."""
 
-    def __init__(self, region: str, *, url=None, dial=None, coder=None, num_lanes=None, **changes):
+    def __init__(
+        self,
+        region: str,
+        *,
+        url=None,
+        dial=None,
+        coder=None,
+        num_lanes=None,
+        silent_s=2.0,
+        **changes,
+    ):
         self.hello = make_hello(region, **changes)
         self.changed = asyncio.Event()
         self.acked: list[int] = []
@@ -58,7 +68,7 @@ class Site:
             peer=self.hello.to,
             url=url,
             coder=coder or ZlibCoder(),
-            settings=LinkSettings(ping_interval_s=0.1, silent_s=2.0, num_lanes=num_lanes),
+            settings=LinkSettings(ping_interval_s=0.1, silent_s=silent_s, num_lanes=num_lanes),
             board=lambda: self.board,
             on_board=self._on_board,
             on_delivered=self._on_delivered,
@@ -139,16 +149,19 @@ async def running(*sites: Site):
 
 @asynccontextmanager
 async def served(*, dialler_changes=None, both_dial=False, coder=None, num_lanes=None):
-    """Two sites over real sockets: a dials b; with `both_dial` b also dials a."""
+    """Two sites over real sockets: a dials b; with `both_dial` b also dials a.
+
+    Lanes are counted, so none may be lost to silence, whatever else the machine has to do.
+    """
     server_a, server_b = LinkServer(), LinkServer()
     sites: dict[str, Site] = {}
     await server_a.start("127.0.0.1", 0, lambda region: sites["a"].link if region == "b" else None)
     await server_b.start("127.0.0.1", 0, lambda region: sites["b"].link if region == "a" else None)
     url = f"http://127.0.0.1:{server_b.port}"
-    changes = dialler_changes or {}
-    sites["a"] = Site("a", url=url, coder=coder, num_lanes=num_lanes, **changes)
+    common = {"coder": coder, "silent_s": DEADLINE_S}
+    sites["a"] = Site("a", url=url, num_lanes=num_lanes, **common, **(dialler_changes or {}))
     url = f"http://127.0.0.1:{server_a.port}" if both_dial else None
-    sites["b"] = Site("b", url=url, coder=coder)
+    sites["b"] = Site("b", url=url, **common)
     try:
         async with running(sites["a"], sites["b"]):
             yield sites["a"], sites["b"]

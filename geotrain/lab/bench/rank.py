@@ -32,7 +32,10 @@ def main() -> None:
             print(json.dumps(_line(result)), flush=True)
         taken.append(_means_s(result))
     folder = Path(os.environ["GEOTRAIN_CONFIG"]).parent
-    times_path(folder, region.name).write_text(json.dumps(taken), encoding="utf-8")
+    file = times_path(folder, region.name)
+    draft = file.with_suffix(".new")
+    draft.write_text(json.dumps(taken), encoding="utf-8")
+    draft.replace(file)  # at once: one that runs out of time is ended wherever it is
 
 
 def _own_stage(model: nn.Module, region: geotrain.Region) -> nn.Module:

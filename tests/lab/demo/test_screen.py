@@ -33,7 +33,7 @@ def read_until(far, end, *, after):
     """What came, up to this text; it must have been written already."""
     data = b""
     while end not in data.partition(after)[2]:
-        ready, _, _ = select.select([far], [], [], 5.0)
+        ready, _, _ = select.select([far], [], [], 30.0)
         assert ready, data
         data += far.read(1 << 16)
     return data.decode()

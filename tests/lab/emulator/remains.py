@@ -41,7 +41,7 @@ def look(mark: str) -> Before:
 
 
 def left_behind(
-    before: Before, *, folder: Path | None = None, limit_s: float = 10.0, but: int = 0
+    before: Before, *, folder: Path | None = None, limit_s: float = 30.0, but: int = 0
 ) -> list[str]:
     """What is still there once it has had time to go; empty where all went.
 
@@ -53,6 +53,14 @@ def left_behind(
     while (found := list(_remains(before, folder, but))) and time.monotonic() < deadline:
         time.sleep(0.02)
     return found
+
+
+def is_left(process: psutil.Process) -> bool:
+    """Whether it still runs; one whose end nobody has taken notice of does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it went between the two looks
+        return False
 
 
 def _remains(before: Before, folder: Path | None, but: int) -> Iterator[str]:

@@ -24,7 +24,7 @@ from geotrain.lab.wan import Wan, find_wan, open_wan
 from tests.lab.emulator.remains import MARK, Before, left_behind, look
 from tests.lab.eventually import eventually
 
-LIMIT_S = 20.0
+LIMIT_S = 30.0
 OWNER = Path(__file__).with_name("owner.py")
 CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 SITES = ("a", "b")
@@ -86,6 +86,11 @@ def test_round_trip_and_rate_are_as_asked():
         assert eventually(lambda: all(checked.holds for checked in self_check(wan)))
 
 
+def round_trip_s(wan: Wan, site: str, address: list[str]) -> float:
+    """The least of a few."""
+    return ask(wan, site, ["rtt", *address, "5"])["min_s"]
+
+
 def test_congestion_control_is_the_one_asked_for_and_the_machine_keeps_its_own():
     machine = CONGESTION.read_text()
     for name in ("cubic", "reno"):
@@ -115,16 +120,15 @@ def test_the_machine_gets_its_congestion_control_back_after_a_kill():
 def test_sites_in_a_line_reach_each_other_through_those_between():
     wan = open_wan("netns", sites=("a", "b", "c"), link=LinkSettings(delay_s=0.02))
     with wan, serving(wan, ("a", "c")) as address:
-        rtt = ask(wan, "a", ["rtt", *address, "5"])
-        assert rtt["min_s"] == pytest.approx(0.08, abs=0.01)
+        assert eventually(lambda: round_trip_s(wan, "a", address) == pytest.approx(0.08, abs=0.01))
 
 
 def test_sites_all_to_all_have_links_of_their_own():
     links = {("a", "c"): LinkSettings(delay_s=0.03), ("c", "a"): LinkSettings(delay_s=0.05)}
     wan = open_wan("netns", sites=("a", "b", "c"), topology="mesh", links=links)
     with wan, serving(wan, ("a", "c")) as far, serving(wan, ("b", "c")) as near:
-        assert ask(wan, "a", ["rtt", *far, "5"])["min_s"] == pytest.approx(0.08, abs=0.01)
-        assert eventually(lambda: ask(wan, "b", ["rtt", *near, "5"])["min_s"] < 0.02)
+        assert eventually(lambda: round_trip_s(wan, "a", far) == pytest.approx(0.08, abs=0.01))
+        assert eventually(lambda: round_trip_s(wan, "b", near) < 0.02)
 
 
 def test_a_change_is_in_force_when_set_returns():
@@ -150,10 +154,11 @@ def test_a_cut_in_one_direction_leaves_the_other():
 
 
 def test_a_connection_that_was_silent_too_long_is_forgotten_and_a_new_one_is_not():
-    with lab(idle_drop_s=0.3) as wan:
+    with lab(idle_drop_s=LIMIT_S) as wan:
         with connected(wan) as (near, far):
             near.sendall(b"x")
             assert far.recv(1) == b"x"
+            wan.set(idle_drop_s=0.3)  # until here it may have taken any time
             time.sleep(0.5)
             near.sendall(b"y")
             assert not arrives(far, within_s=0.5)
@@ -237,8 +242,9 @@ def test_nothing_is_left_when_a_part_is_killed(victim, before):
 def test_an_owner_is_told_that_its_lab_has_ended():
     with lab() as wan:
         os.kill(wan.status()["links"][1]["counters"]["pid"], signal.SIGKILL)
+        deadline = time.monotonic() + LIMIT_S
         with pytest.raises(LabFailedError, match=r"forwarder b to a has ended|without a word"):
-            for _ in range(100):
+            while time.monotonic() < deadline:
                 wan.status()
                 time.sleep(0.02)
 
