@@ -104,6 +104,34 @@ def test_times_are_told(folder, authority):
 # What ends are told ------------------------------------------------------------------------------
 
 
+class Ear:
+    """The upper end of a carrier."""
+
+    def __init__(self):
+        self.received, self.reason = bytearray(), None
+        self._changed, self._buffer = asyncio.Event(), bytearray(4096)
+
+    def accept(self, carrier):
+        carrier.start(self)
+
+    def get_buffer(self, sizehint):
+        return memoryview(self._buffer)
+
+    def buffer_updated(self, nbytes):
+        self.received += self._buffer[:nbytes]
+        self._changed.set()
+
+    def connection_lost(self, reason):
+        self.reason = reason
+        self._changed.set()
+
+    async def until(self, condition):
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+
 class Host:
     """Takes whoever is let in."""
 
@@ -260,3 +288,49 @@ def test_the_key_is_for_its_owner_alone(folder, authority):
     files = authority.issue("a", file_name="own")
     assert files.key.stat().st_mode & 0o777 == 0o600
     assert shutil.which("openssl") is None or b"PRIVATE KEY" in files.key.read_bytes()
+
+
+async def test_a_byte_that_is_changed_on_the_way_ends_the_connection(ends):
+    """The first byte that a lane says is the last of what passes; neither end takes it."""
+    a, b = ends
+    far, near = Ear(), Ear()
+    server = LinkServer(tls=b)
+    await server.start("127.0.0.1", 0, lambda region: far)
+    tampering = asyncio.Event()
+
+    async def forward(reader, writer):
+        async def copy(source, sink, *, tampers: bool):
+            while data := await source.read(65_536):
+                if tampers and tampering.is_set():
+                    data = data[:-1] + bytes([data[-1] ^ 1])
+                sink.write(data)
+            sink.close()
+
+        there_reader, there = await asyncio.open_connection("127.0.0.1", server.port)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(copy(reader, there, tampers=True))
+                group.create_task(copy(there_reader, writer, tampers=False))
+        except* ConnectionError:
+            pass
+        finally:
+            there.close()
+            writer.close()
+
+    middle = await asyncio.start_server(forward, "127.0.0.1", 0)
+    url = f"https://127.0.0.1:{middle.sockets[0].getsockname()[1]}"
+    try:
+        async with dial(url, region="a", to="b", timeout_s=5.0, tls=a) as carrier:
+            carrier.start(near)
+            carrier.write(b"good")
+            await far.until(lambda: bytes(far.received) == b"good")
+            tampering.set()
+            carrier.write(b"changed on the way")
+            await far.until(lambda: far.reason is not None)
+            await near.until(lambda: near.reason is not None)
+        assert bytes(far.received) == b"good"
+        assert "DECRYPTION_FAILED_OR_BAD_RECORD_MAC" in far.reason
+    finally:
+        middle.close()
+        await middle.wait_closed()
+        await server.close()
