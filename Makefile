@@ -1,7 +1,7 @@
 # From nothing but Python >= 3.11: `make demo`, `make test`, `make check`, `make bench`, `make table`,
 # `make soak`, `make faults`, `make fuzz`.
 # Options: make demo DEMO_ARGS="--regions 3 --verify", make test PYTEST_ARGS="-k link -x",
-# make fuzz FUZZ_SECONDS=7200, make faults FAULT_SEEDS=5.
+# make fuzz FUZZ_SECONDS=7200, make faults FAULT_SEEDS=5, FAULT_TLS=1 make faults.
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)

@@ -164,7 +164,8 @@ class RunConfig(_Table):
 
 class PeerConfig(_Table):
     url: Annotated[str | None, BeforeValidator(check_url)] = None
-    """Where to dial the peer, such as "http://10.0.0.2:7070"; without it the peer dials."""
+    """Where to dial the peer, "https://host:port" (with [site.tls]) or "http://host:port"; without
+    it the peer dials."""
     egress_usd_per_gb: float = Field(default=0.0, ge=0)
     """What this site pays for each GB (10^9 bytes) sent to the peer."""
 
@@ -180,6 +181,17 @@ class LinkConfig(_Table):
     congestion: Literal["auto", "bbr", "cubic"] = "auto"
     """TCP's congestion control: "auto" (BBR where the kernel allows it), "bbr" or "cubic". One that
     the kernel refuses is told by log, status and check, and links run with what it gives."""
+
+
+class TlsConfig(_Table):
+    """With it all links of this site are encrypted, and both ends show a certificate."""
+
+    certificate: Annotated[Path, Field(strict=False)]
+    """This site's, a PEM file; it names the region as a DNS name (subjectAltName)."""
+    key: Annotated[Path, Field(strict=False)]
+    """The certificate's private key, a PEM file without a passphrase."""
+    authority: Annotated[Path, Field(strict=False)]
+    """Who signs the certificates of this run's sites, a PEM file; no other signer is trusted."""
 
 
 class LivenessConfig(_Table):
@@ -231,6 +243,8 @@ class SiteConfig(_Table):
     """When silence is named, and how long a step waits."""
     limits: LimitsConfig = LimitsConfig()
     """What ends the run in order."""
+    tls: TlsConfig | None = None
+    """How links are encrypted; without it they are not."""
     link: LinkConfig = Field(default=LinkConfig(), validate_default=True)
     """How this site talks to its peers."""
 
@@ -251,13 +265,17 @@ class SiteConfig(_Table):
     def _check_link(cls, link: LinkConfig, info: ValidationInfo) -> LinkConfig:
         findings = []
         listen, liveness = info.data.get("listen"), info.data.get("liveness")
-        if listen and link.security is None and not is_local(listen):
+        is_plain = "tls" in info.data and info.data["tls"] is None
+        if listen and is_plain and link.security is None and not is_local(listen):
             allowed = (
-                f"listening on {listen}, outside loopback and private ranges, needs "
-                'security = "plaintext" here: links are not encrypted yet; better listen on a '
-                "WireGuard address, or on loopback behind ssh"
+                f"listening on {listen}, outside loopback and private ranges, needs [site.tls], or "
+                'security = "plaintext" here where links may go unencrypted; better than that '
+                "listen on a WireGuard address, or on loopback behind ssh"
             )
             findings.append(Finding(key="security", value=None, allowed=allowed))
+        if info.data.get("tls") is not None and link.security is not None:
+            allowed = "contradicts [site.tls], which encrypts links; remove one of the two"
+            findings.append(Finding(key="security", value=link.security, allowed=allowed))
         if liveness and link.ping_interval_s > liveness.silent_s / 2:
             allowed = f"must be at most half of liveness.silent_s = {liveness.silent_s:g}"
             findings.append(
@@ -298,6 +316,15 @@ class Config(_Table):
     def plan_log_path(self) -> Path | None:
         """Where the plans are noted down, absolute."""
         return self._beside(self.site.plan_log)
+
+    @property
+    def tls_files(self) -> dict[str, Path] | None:
+        """The files of [site.tls] by their keys, absolute."""
+        tls = self.site.tls
+        if tls is None:
+            return None
+        files = {"certificate": tls.certificate, "key": tls.key, "authority": tls.authority}
+        return {key: self._path.parent / path.expanduser() for key, path in files.items()}
 
     def _beside(self, path: str | Path | None) -> Path | None:
         return None if path is None else self._path.parent / Path(path).expanduser()

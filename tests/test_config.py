@@ -21,6 +21,12 @@ SITE = """
 [site]
 name = "frankfurt"
 """
+TLS = """
+[site.tls]
+certificate = "keys/frankfurt.pem"
+key = "frankfurt.key"
+authority = "a.pem"
+"""
 RUN_TABLE = {
     "id": "wiki",
     "global_batch": 16,
@@ -315,9 +321,41 @@ def test_public_listen_address_needs_plaintext_in_words(tmp_path, listen):
     site = SITE + f'listen = "{listen}"\n'
     found = problems(tmp_path, RUN + site)
     assert set(found) == {"site.link.security"}
-    for words in (listen, "not encrypted yet", "WireGuard", "ssh"):
+    for words in (listen, "[site.tls]", "WireGuard", "ssh"):
         assert words in found["site.link.security"].allowed
+    assert load(tmp_path, RUN + site + TLS).site.listen == listen
     assert load(tmp_path, RUN + site + '[site.link]\nsecurity = "plaintext"').site.listen == listen
+
+
+def test_paths_of_tls_are_relative_to_the_file(tmp_path):
+    config = load(tmp_path, RUN + SITE + TLS.replace('"a.pem"', '"/etc/a.pem"'))
+    assert config.tls_files == {
+        "certificate": tmp_path / "keys" / "frankfurt.pem",
+        "key": tmp_path / "frankfurt.key",
+        "authority": Path("/etc/a.pem"),
+    }
+    assert load(tmp_path, RUN + SITE).tls_files is None
+
+
+def test_all_three_files_of_tls_are_wanted(tmp_path):
+    found = problems(tmp_path, RUN + SITE + '[site.tls]\nkey = "a.key"')
+    assert set(found) == {"site.tls.certificate", "site.tls.authority"}
+
+
+def test_urls_and_tls_go_together(tmp_path):
+    def peers(scheme):
+        return f'[site.peers.tokyo]\nurl = "{scheme}://t:1"\n'
+
+    found = problems(tmp_path, RUN + SITE + peers("https"))
+    assert "needs [site.tls]" in found["site.peers.tokyo.url"].allowed
+    found = problems(tmp_path, RUN + SITE + TLS + peers("http"))
+    assert "must begin with https://" in found["site.peers.tokyo.url"].allowed
+    assert load(tmp_path, RUN + SITE + TLS + peers("https")).neighbours["tokyo"].url
+
+
+def test_tls_and_plaintext_contradict_each_other(tmp_path):
+    found = problems(tmp_path, RUN + SITE + TLS + '[site.link]\nsecurity = "plaintext"')
+    assert "contradicts [site.tls]" in found["site.link.security"].allowed
 
 
 @pytest.mark.parametrize(
@@ -359,13 +397,13 @@ def test_status_page_stays_on_loopback(tmp_path):
 @pytest.mark.parametrize(
     "url",
     ["10.0.0.1:7070", "http://", "http://h", "http://h:0", "http://h:99999", "http://u@h:1",
-     "http://h:1/x", "http://h:1/?q", "https://h:1", "http://[::1:70", "http://a..b:1",
+     "http://h:1/x", "http://h:1/?q", "ftp://h:1", "http://[::1:70", "http://a..b:1",
      "http://exa mple:1", "http://h\\n:1", f"http://{'h' * 64}:1", f"http://{'h.' * 150}h:1"],
 )  # fmt: skip
 def test_url_that_cannot_be_dialled(tmp_path, url):
     found = problems(tmp_path, RUN + SITE + f'peers.tokyo.url = "{url}"')
     assert set(found) == {"site.peers.tokyo.url"}
-    assert 'must be "http://host:port"' in found["site.peers.tokyo.url"].allowed
+    assert 'must be "https://host:port"' in found["site.peers.tokyo.url"].allowed
 
 
 def test_liveness_limits_must_fit_together(tmp_path):

@@ -56,6 +56,10 @@ class Carrier(Protocol):
     def congestion_refused(self) -> str:
         """What was asked for by name and not given, in one sentence; "" where all is as asked."""
 
+    @property
+    def tls(self) -> str:
+        """Version and cipher, or "no"."""
+
     def start(self, receiver: Receiver) -> None:
         """From now on `receiver` gets what arrives; called once, before anything else."""
 

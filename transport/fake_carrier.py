@@ -11,6 +11,7 @@ class FakeCarrier:
     peer_address = "memory"
     congestion = ""
     congestion_refused = ""
+    tls = "no"
 
     def __init__(self, *, automatic: bool) -> None:
         self._automatic = automatic

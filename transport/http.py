@@ -14,20 +14,22 @@ No aiohttp exception leaves this file.
 import asyncio
 import errno
 import logging
-import socket
+import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import aiohttp
 from aiohttp import http_exceptions, web
 from aiohttp.typedefs import Handler
 
-from geotrain.transport.carrier import Carrier, DialError, KernelCounts, Receiver
-from geotrain.transport.congestion import AUTO, InForce, choose_congestion
-from geotrain.transport.estimator import unsent_bytes
+from geotrain.transport.carrier import Carrier, DialError
+from geotrain.transport.congestion import AUTO
+from geotrain.transport.http_carrier import HttpCarrier
 from geotrain.transport.messages import MAX_NAME_CHARS, printable
-from geotrain.transport.tcp import pace, read_counts
+from geotrain.transport.tls import Tls, failure, names_of, other_name, turned_away
+from geotrain.transport.tls_arrivals import TlsArrivals
 
 PATH = "/link"
 UPGRADE = "geotrain/1"
@@ -35,7 +37,7 @@ FROM_HEADER, TO_HEADER = "Geotrain-From", "Geotrain-To"
 MAX_REASON_BYTES = 1_024
 SHUTDOWN_TIMEOUT_S = 2.0
 FIRST_REQUEST_S = 10.0
-"""How long a connection may say nothing before it has asked for anything."""
+"""How long a connection may say nothing before it has asked for anything; as long for TLS."""
 
 
 class _NoNonsense(logging.Filter):
@@ -51,110 +53,30 @@ _VISITORS.addFilter(_NoNonsense())
 _RESPONSE = f"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {UPGRADE}\r\n\r\n"
 
 
-class HttpCarrier(asyncio.BufferedProtocol):
-    """A connection taken over from aiohttp, on either side."""
-
-    def __init__(
-        self, transport: asyncio.Transport, replaced: asyncio.BaseProtocol, *, congestion: str
-    ) -> None:
-        self._transport = transport
-        self._replaced = replaced
-        self._receiver: Receiver | None = None
-        self.closed = asyncio.Event()
-        # The lane decides what goes next as late as it can: it hears of every byte that waits.
-        transport.set_write_buffer_limits(high=1)
-        transport.set_protocol(self)
-        if not transport.is_reading():
-            transport.resume_reading()
-        in_force = _tune(transport.get_extra_info("socket"), congestion)
-        self.congestion, self.congestion_refused = in_force.name, in_force.refused
-        self.peer_address = _address(transport.get_extra_info("peername"))
-
-    def start(self, receiver: Receiver) -> None:
-        self._receiver = receiver
-
-    def write(self, data: bytes | memoryview) -> None:
-        self._transport.write(data)
-
-    def pause_reading(self) -> None:
-        if not self._transport.is_closing():
-            self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
-
-    def expect_rate(self, rate_bytes_per_s: float | None) -> None:
-        connection = self._transport.get_extra_info("socket")
-        if hasattr(socket, "TCP_NOTSENT_LOWAT") and connection.family != socket.AF_UNIX:
-            wanted = unsent_bytes(rate_bytes_per_s)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, wanted)
-
-    def pace(self, rate_bytes_per_s: float) -> None:
-        pace(self._transport.get_extra_info("socket"), rate_bytes_per_s)
-
-    def counts(self) -> KernelCounts | None:
-        return read_counts(self._transport.get_extra_info("socket"))
-
-    def close(self) -> None:
-        self._transport.close()
-
-    def end_writing(self) -> None:
-        if self._transport.can_write_eof() and not self._transport.is_closing():
-            try:
-                self._transport.write_eof()
-            except OSError:
-                # The peer has reset it meanwhile.
-                self._transport.abort()
-        else:
-            self._transport.close()
-
-    def abort(self) -> None:
-        # asyncio's transport fails on it where it is gone, or was closed with bytes still to write.
-        if not self.closed.is_set():
-            self._transport.abort()
-
-    # asyncio's side ------------------------------------------------------------------------------
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        assert self._receiver is not None, "started in the turn of the hand-over"
-        return self._receiver.get_buffer(sizehint)
-
-    def buffer_updated(self, nbytes: int) -> None:
-        assert self._receiver is not None
-        self._receiver.buffer_updated(nbytes)
-
-    def eof_received(self) -> bool:
-        return False
-
-    def pause_writing(self) -> None:
-        if self._receiver is not None:
-            self._receiver.pause_writing()
-
-    def resume_writing(self) -> None:
-        if self._receiver is not None:
-            self._receiver.resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if isinstance(self._replaced, asyncio.Protocol):
-            self._replaced.connection_lost(exc)
-        self.closed.set()
-        if self._receiver is not None:
-            self._receiver.connection_lost(_lost_reason(exc))
-
-
 @asynccontextmanager
 async def dial(
-    url: str, *, region: str, to: str, timeout_s: float, congestion: str = AUTO
+    url: str,
+    *,
+    region: str,
+    to: str,
+    timeout_s: float,
+    congestion: str = AUTO,
+    tls: Tls | None = None,
 ) -> AsyncIterator[Carrier]:
     """Connect to the daemon of region `to`; the connection ends with the context.
 
     Args:
         congestion: See congestion.py; what it was refused is told by the carrier.
+        tls: For an https:// url, and for no other.
 
     Raises:
         DialError: With the reason for people, within `timeout_s`.
     """
+    assert (tls is not None) == url.startswith("https:"), "the config sees to it"
+    if tls is not None and time.time() > tls.not_after_s:
+        raise DialError(
+            f"{tls.files.certificate} expired on {tls.ends}; renew it, then start again"
+        )
     headers = {
         "Connection": "Upgrade",
         "Upgrade": UPGRADE,
@@ -166,14 +88,24 @@ async def dial(
         try:
             async with asyncio.timeout(timeout_s):
                 response = await http.get(
-                    url.rstrip("/") + PATH, headers=headers, allow_redirects=False
+                    url.rstrip("/") + PATH,
+                    headers=headers,
+                    allow_redirects=False,
+                    ssl=tls.client if tls is not None else True,
+                    # Not the address: that may change, and says nothing of who is there.
+                    server_hostname=to if tls is not None else None,
                 )
                 if response.status != 101:
                     raise DialError(await _answer(response))
+                names = names_of(_certificate(response.connection))
+                if tls is not None and to not in names:
+                    response.close()
+                    # OpenSSL takes small letters for great ones.
+                    raise DialError(other_name(url, to, names))
         except TimeoutError as exc:
             raise DialError(f"no answer from {url} within {timeout_s:g} s") from exc
         except (aiohttp.ClientError, OSError, ValueError) as exc:
-            raise DialError(_dial_reason(url, exc)) from exc
+            raise DialError(_dial_reason(url, to, tls, exc)) from exc
         carrier = _take_over(response, url, congestion)
         try:
             yield carrier
@@ -192,8 +124,10 @@ class Acceptor(Protocol):
 class LinkServer:
     """The one port of a daemon, where its peers dial in."""
 
-    def __init__(self, *, congestion: str = AUTO) -> None:
+    def __init__(self, *, congestion: str = AUTO, tls: Tls | None = None) -> None:
         self._congestion = congestion
+        self._tls = tls
+        self._arrivals: TlsArrivals | None = None
         self._runner: web.AppRunner | None = None
         self._listening: asyncio.Server | None = None
         self._silent: dict[web.RequestHandler, asyncio.TimerHandle] = {}
@@ -226,7 +160,7 @@ class LinkServer:
         await self._runner.setup()
         loop = asyncio.get_running_loop()
         try:
-            self._listening = await loop.create_server(self._welcome, host, port)
+            self._listening = await loop.create_server(self._make_welcome(), host, port)
         except OSError:
             await self.close()
             raise
@@ -239,6 +173,9 @@ class LinkServer:
         if self._listening is not None:
             self._listening.close()
             self._listening = None
+        if self._arrivals is not None:
+            arrivals, self._arrivals = self._arrivals, None
+            await arrivals.close()
         for timer in self._silent.values():
             timer.cancel()
         self._silent.clear()
@@ -246,7 +183,13 @@ class LinkServer:
             runner, self._runner = self._runner, None
             await runner.cleanup()
 
-    def _welcome(self) -> asyncio.BaseProtocol:
+    def _make_welcome(self) -> Callable[[], asyncio.BaseProtocol]:
+        if self._tls is None:
+            return self._welcome
+        self._arrivals = TlsArrivals(self._tls, self._welcome, limit_s=FIRST_REQUEST_S)
+        return self._arrivals.welcome
+
+    def _welcome(self) -> web.RequestHandler:
         """aiohttp waits for a first request for ever: a port open to all must not."""
         assert self._runner is not None and self._runner.server is not None
         visitor = self._runner.server()
@@ -270,6 +213,11 @@ class LinkServer:
         region = request.headers.get(FROM_HEADER, "")[:MAX_NAME_CHARS]
         if request.headers.get("Upgrade") != UPGRADE:
             return web.Response(status=426, text=f"speak {UPGRADE}\n", headers={"Upgrade": UPGRADE})
+        if self._tls is not None:
+            names = names_of(_certificate(request))
+            if region not in names:
+                text = f"the certificate names {', '.join(names) or 'nothing'}, not {region!r}\n"
+                return web.Response(status=403, text=text)
         link = self._links(region)
         if link is None:
             return web.Response(status=403, text=f"region {region!r} is no peer of this daemon\n")
@@ -303,34 +251,26 @@ async def _answer(response: aiohttp.ClientResponse) -> str:
     return f"answered {response.status} {text or response.reason or ''}".strip()
 
 
-def _dial_reason(url: str, exc: Exception) -> str:
+def _certificate(end: web.Request | aiohttp.connector.Connection | None) -> dict[str, Any] | None:
+    """What the peer showed."""
+    transport = end.transport if end is not None else None
+    return transport.get_extra_info("peercert") if transport is not None else None
+
+
+def _dial_reason(url: str, to: str, tls: Tls | None, exc: Exception) -> str:
     if isinstance(exc, aiohttp.ClientConnectorDNSError):
         return f"the name {exc.host} does not resolve"
     if isinstance(exc, OSError) and exc.errno == errno.ECONNREFUSED:
         return f"nothing listens at {url} (connection refused)"
+    if tls is not None:
+        for error in (exc.__cause__, exc):  # aiohttp makes errors of ssl its own
+            if isinstance(error, ssl.SSLError):
+                return failure(error, url=url, to=to, tls=tls)
+        if isinstance(exc, aiohttp.ServerDisconnectedError | ConnectionResetError):
+            return turned_away(url, to, tls)
+    elif isinstance(exc, aiohttp.ServerDisconnectedError | ConnectionResetError):
+        return (
+            f"{url} closed the connection without an answer, as a daemon does that speaks TLS; "
+            "then this site needs [site.tls] and an https:// url, too"
+        )
     return printable(f"{url}: {exc or type(exc).__name__}")
-
-
-def _lost_reason(exc: Exception | None) -> str:
-    if exc is None:
-        return "the peer closed the connection"
-    if isinstance(exc, OSError) and exc.strerror:
-        return f"connection lost: {exc.strerror}"
-    return f"connection lost: {exc}"
-
-
-def _tune(connection: socket.socket, congestion: str) -> InForce:
-    """Set what a lane wants where the machine has it; returns the congestion control in force."""
-    if connection.family not in (socket.AF_INET, socket.AF_INET6):
-        return InForce(name="", refused="")
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent_bytes(None))
-    return choose_congestion(connection, congestion)
-
-
-def _address(peername: object) -> str:
-    if isinstance(peername, tuple) and len(peername) >= 2:
-        host = f"[{peername[0]}]" if ":" in str(peername[0]) else peername[0]
-        return f"{host}:{peername[1]}"
-    return str(peername)

@@ -194,6 +194,7 @@ class Lanes:
             "lanes_opened": self._num_opened,
             "bulk_lanes_opened": self.bulk.num_opened,
             "peer_address": carrier.peer_address if carrier is not None else "",
+            "tls": carrier.tls if carrier is not None else "",
             "congestion": carrier.congestion if carrier is not None else "",
             "congestion_refused": carrier.congestion_refused if carrier is not None else "",
             "num_lanes": len(self.bulk.open),

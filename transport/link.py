@@ -16,6 +16,7 @@ from geotrain.transport.messages import Message, Presence
 from geotrain.transport.receiving import ReceiveStream
 from geotrain.transport.sending import SendStream
 from geotrain.transport.session import Session
+from geotrain.transport.tls import Tls
 from geotrain.transport.transitions import LinkSettings as LinkSettings
 from geotrain.transport.workers import ChunkWorkers, Coder
 
@@ -42,11 +43,13 @@ class Link:
         on_state: Callable[[], None],
         on_failed: Callable[[int, str], None] | None = None,
         dial: Dial | None = None,
+        tls: Tls | None = None,
         rng: Random | None = None,
     ) -> None:
         """
         Args:
             url: Where the peer listens; None where only it can dial.
+            tls: For an https:// url, and for no other.
             on_delivered: Next message of its stream; with a payload, `start` is its place in the
                 in-ring. Answer with `release` once the rank is done with it.
             on_acked: (stream, view, seqs, wire_bytes of each): their payloads are free.
@@ -65,6 +68,7 @@ class Link:
                 to=peer,
                 timeout_s=DIAL_TIMEOUT_S,
                 congestion=settings.congestion,
+                tls=tls,
             )
         self._session = Session()
         self._workers = ChunkWorkers(coder)

@@ -43,6 +43,11 @@ def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argp
     add("--lanes", type=_lanes, default=None, metavar="auto|N", help="TCP connections for bulk")
     add("--message-mib", type=float, default=1.0, help="payload of a message (default 1)")
     add("--seconds", type=float, default=10.0, help="counted, after the warm-up (default 10)")
+    add(
+        "--tls",
+        action=argparse.BooleanOptionalAction,
+        help="encrypt the lab's link, with throw-away certificates (default)",
+    )
     add("--both-ways", action="store_true", help="bulk in both directions at once")
     add("--config", metavar="FILE", help="this site's TOML file: measure its real link")
     add("--peer", metavar="NAME", help="the region at the other end of that link")
@@ -65,6 +70,7 @@ def options_of(given: argparse.Namespace) -> LinkBench:
         jitter_s=link["jitter_ms"] / 1e3,
         congestion=None if link["congestion"] == "auto" else link["congestion"],
         emulator=link["emulator"],
+        tls=given.tls is not False,
         lanes=given.lanes,
         # Slots begin at multiples of 64 bytes.
         message_bytes=max(1, round(given.message_mib * (1 << 20) / 64)) * 64,
@@ -90,7 +96,7 @@ def _lanes(text: str) -> int | None:
 
 
 def _problems(given: argparse.Namespace) -> list[str]:
-    of_lab = [name for name in _EMULATED if getattr(given, name) is not None]
+    of_lab = [name for name in (*_EMULATED, "tls") if getattr(given, name) is not None]
     flags = ", ".join(f"--{name.replace('_', '-')}" for name in of_lab)
     link = {name: _given(given, name) for name in _EMULATED}
     relay = link["emulator"] == "relay" or not _is_emulated(link)

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from geotrain.config import Config
+from geotrain.daemon.tls import site_tls, warnings
 from geotrain.errors import ConfigError, Problem
 from geotrain.transport.congestion import InForce, probe
+from geotrain.transport.tls import Tls
 
 _MIB = 1 << 20
 
@@ -21,13 +23,19 @@ class MemoryLimit:
 
 
 def check(config: Config) -> int:
-    """Print the summary. ConfigError where the arena cannot fit."""
+    """Print the summary. ConfigError where the arena cannot fit, or a certificate is not good."""
     memory = memory_limit()
     problem = arena_problem(config, memory)
-    if problem is not None:
-        raise ConfigError([problem])
+    problems = [] if problem is None else [problem]
+    tls = None
+    try:
+        tls = site_tls(config)
+    except ConfigError as error:
+        problems += error.problems
+    if problems:
+        raise ConfigError(problems)
     print(f"{config.path} is fine")
-    for label, text in summary(config, memory):
+    for label, text in summary(config, memory, tls):
         print(f"  {label:<10}{text}")
     return 0
 
@@ -46,7 +54,7 @@ def arena_problem(config: Config, memory: MemoryLimit) -> Problem | None:
     )
 
 
-def summary(config: Config, memory: MemoryLimit) -> Iterator[tuple[str, str]]:
+def summary(config: Config, memory: MemoryLimit, tls: Tls | None) -> Iterator[tuple[str, str]]:
     """Each line of the summary as (label, text)."""
     run, site = config.run, config.site
     steps = f"{run.steps} steps" if run.steps is not None else "steps as the script says"
@@ -59,13 +67,18 @@ def summary(config: Config, memory: MemoryLimit) -> Iterator[tuple[str, str]]:
     for index, region in enumerate(run.regions):
         this = " (this site)" if index == config.index else ""
         yield "region" if index == 0 else "", f"{region.name}: layers {region.layers}{this}"
-    plaintext = "; links are plaintext" if config.neighbours else ""
-    yield "listen", f"{site.listen}, status page {site.status}{plaintext}"
+    yield "listen", f"{site.listen}, status page {site.status}"
     for name, peer in config.neighbours.items():
         where = f"dialled at {peer.url}" if peer.url else "must dial this site (no url here)"
         yield "peer", f"{name}: {where}, egress {peer.egress_usd_per_gb:g} $/GB"
     if config.neighbours:
         yield "links", congestion(site.link.congestion, probe(site.link.congestion))
+    if tls is not None:
+        yield "", f"encrypted with TLS 1.3; this site's certificate is good until {tls.ends}"
+        for text in warnings(tls).texts:
+            yield "warning", text
+    elif config.neighbours:
+        yield "", "not encrypted: no [site.tls] here"
     yield "socket", str(config.socket_path)
     limit_mib = memory.limit_bytes // _MIB
     much = "; the arena takes over half" if 2 * site.arena_mib > limit_mib else ""

@@ -21,6 +21,7 @@ from geotrain.errors import GeotrainError
 
 TIMEOUT_S = 5.0
 ANSWER_LIMIT_BYTES = 16 << 20
+_SECURITY = {"plaintext": "not encrypted", "tls": "with TLS 1.3"}
 SHOWN_LANES = 8
 """Of each link; `--json` has all."""
 _UNBOUNDED = 10_000
@@ -103,7 +104,7 @@ def _print(document: Mapping[str, Any], console: Console) -> None:
     console.print(
         f"run [bold]{escape(document['run_id'])}[/], region [bold]{escape(document['region'])}[/]: "
         f"{view}\ndaemon pid {document['pid']}, up {duration(document['uptime_s'])}, "
-        f"links {document['security']}\n",
+        f"links {_SECURITY.get(document['security'], document['security'])}\n",
         highlight=False,
     )
     console.print(_regions(document["board"]), "")

@@ -34,7 +34,8 @@ def run_findings(run: dict[str, Any]) -> Iterator[Finding]:
 
 
 def site_findings(run: dict[str, Any], site: dict[str, Any]) -> Iterator[Finding]:
-    """What [site] says of regions that [run] does not have; keys relative to [site]."""
+    """What [site] says of regions that [run] does not have, and its URLs; keys relative to it."""
+    yield from _url_findings(site)
     known = [region["name"] for region in _regions(run) if isinstance(region.get("name"), str)]
     if not known:
         return
@@ -49,6 +50,24 @@ def site_findings(run: dict[str, Any], site: dict[str, Any]) -> Iterator[Finding
             allowed = _one_of(known, peer)
         if allowed:
             yield Finding(key=dotted(("peers", peer)), value=None, allowed=allowed)
+
+
+def _url_findings(site: dict[str, Any]) -> Iterator[Finding]:
+    has_tls = "tls" in site
+    peers = site.get("peers")
+    for name, peer in peers.items() if isinstance(peers, dict) else ():
+        url = peer.get("url") if isinstance(peer, dict) else None
+        allowed = ""
+        if not isinstance(url, str):
+            continue
+        if url.startswith("https:") and not has_tls:
+            allowed = "needs [site.tls] with certificate, key and authority; http:// is without TLS"
+        elif url.startswith("http:") and has_tls:
+            allowed = (
+                "must begin with https://, because [site.tls] encrypts every link of this site"
+            )
+        if allowed:
+            yield Finding(key=dotted(("peers", name, "url")), value=url, allowed=allowed)
 
 
 def _regions(run: dict[str, Any]) -> list[dict[str, Any]]:

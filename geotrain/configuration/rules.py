@@ -142,9 +142,7 @@ def check_url(value: Any) -> Any:
     """Validate a peer's URL, given as text."""
     if value is None or (isinstance(value, str) and _url_is_valid(value)):
         return value
-    allowed = 'must be "http://host:port", such as "http://10.0.0.2:7070"'
-    if isinstance(value, str) and value.startswith("https:"):
-        allowed += "; https is not there yet: links run inside WireGuard or ssh"
+    allowed = 'must be "https://host:port", or "http://host:port" without TLS'
     refuse([Finding(key="", value=value, allowed=allowed)])
 
 
@@ -160,7 +158,7 @@ def _url_is_valid(url: str) -> bool:
     except ValueError:
         return False
     plain = parts.path in ("", "/") and not (parts.query or parts.fragment or parts.username)
-    return parts.scheme == "http" and named and plain
+    return parts.scheme in ("http", "https") and named and plain
 
 
 def default_socket_path(run_id: str, region: str) -> Path:

@@ -24,6 +24,7 @@ from geotrain.daemon.exchange import Exchange
 from geotrain.daemon.place import Place
 from geotrain.daemon.routing import Board, routes
 from geotrain.daemon.status import StatusPage, os_reason
+from geotrain.daemon.tls import site_tls, warnings
 from geotrain.daemon.watch import TICK_S, Watch
 from geotrain.errors import GeotrainError
 from geotrain.observability.metrics import LAG_INTERVAL_S, LoopLag
@@ -43,7 +44,8 @@ def run(config: Config) -> int:
     """Serve this region until SIGTERM or SIGINT; returns 0.
 
     Raises:
-        GeotrainError: It cannot start: an address or the place is taken.
+        GeotrainError: It cannot start: an address or the place is taken, or a file of [site.tls]
+            cannot be used.
     """
     place = Place.claim(config.socket_path)
     try:
@@ -57,6 +59,7 @@ class Daemon:
     """Everything of one daemon, from start to end."""
 
     def __init__(self, config: Config, place: Place) -> None:
+        self._tls = site_tls(config)
         names = [region.name for region in config.run.regions]
         own_routes = routes(config.index, config.run.num_regions)
         self._config = config
@@ -78,7 +81,7 @@ class Daemon:
             config.site.limits.egress_usd_per_day,
         )
         self._links = self._make_links()
-        self._link_server = LinkServer(congestion=config.site.link.congestion)
+        self._link_server = LinkServer(congestion=config.site.link.congestion, tls=self._tls)
         self._watch = Watch(
             exchange=self._exchange,
             attachments=self._attachments,
@@ -137,6 +140,17 @@ class Daemon:
             addresses["listen"],
             addresses["status"],
         )
+        self._tell_encryption()
+
+    def _tell_encryption(self) -> None:
+        if not self._config.neighbours:
+            return
+        if self._tls is None:
+            logger.info("= links are not encrypted: no [site.tls] here")
+            return
+        logger.info("= links are encrypted: TLS 1.3, own certificate until %s", self._tls.ends)
+        for text in warnings(self._tls).texts:
+            logger.warning("! site.tls: %s", text)
 
     async def _say_goodbye(self, reason: str) -> None:
         name = self._config.site.name
@@ -191,6 +205,7 @@ class Daemon:
                 ),
                 peer=peer,
                 url=peer_config.url,
+                tls=self._tls if peer_config.url is not None else None,
                 coder=coder,
                 settings=settings,
                 board=lambda: list(self._board.entries),
@@ -233,7 +248,7 @@ class Daemon:
                 for number, rank in sorted(self._attachments.ranks.items())
             ],
             "links": {peer: link.stats() for peer, link in self._links.items()},
-            "security": "plaintext",
+            "security": "plaintext" if self._tls is None else "tls",
             "egress": self._egress.summary(),
             "steps": self._exchange.reports.summary(),
             "loop_lag_ms": self._lag.quantiles_ms(),

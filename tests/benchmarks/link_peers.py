@@ -5,7 +5,7 @@
 
 As root: network namespaces, so that all meet the kernel's TCP. Prints one JSON object: Mbit/s of
 each, counted over --seconds after the same warm-up, and geotrain's over each of the others. iperf3
-only where it is installed.
+only where it is installed. The others are plain; geotrain has TLS unless --no-tls is given.
 """
 
 import argparse
@@ -222,6 +222,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--message-mib", type=float, default=1.0)
     parser.add_argument("--flows", default="1,8", help="of plain sockets and iperf3")
+    parser.add_argument("--tls", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--role", nargs="+", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.role is not None:
@@ -236,6 +237,7 @@ def main() -> None:
         emulator=given.emulator,
         seconds=given.seconds,
         message_bytes=int(given.message_mib * MIB),
+        tls=given.tls,
     )
     flows = [int(text) for text in given.flows.split(",")]
     result = asyncio.run(in_lab(options, lambda sites: measure(sites, options, flows)))

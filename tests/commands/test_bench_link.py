@@ -15,7 +15,7 @@ def test_defaults():
 
 def test_every_option():
     given = "--rtt-ms 50 --mbit 200 --loss 0.001 --jitter-ms 2 --lanes 1 --congestion cubic "
-    given += "--message-mib 4 --seconds 3 --both-ways --emulator netns --json"
+    given += "--message-mib 4 --seconds 3 --both-ways --emulator netns --no-tls --json"
     assert parse(["link", *given.split()]) == LinkBench(
         rtt_s=0.05,
         mbit=200.0,
@@ -27,6 +27,7 @@ def test_every_option():
         seconds=3.0,
         both_ways=True,
         emulator="netns",
+        tls=False,
         json=True,
     )
 
@@ -42,6 +43,7 @@ def test_every_option():
         ("--lanes many", "invalid _lanes value"),
         ("--emulator relay --congestion bbr", "relays and the loopback cannot"),
         ("--rtt-ms 0 --mbit 0 --congestion bbr", "relays and the loopback cannot"),
+        ("--config site.toml --peer a --no-tls", "leave out --tls"),
         ("--config site.toml", "--config and --peer go together"),
         ("--config site.toml --peer a --rtt-ms 5 --loss 0.1", "leave out --rtt-ms, --loss"),
     ],
@@ -72,6 +74,9 @@ def test_the_window_holds_the_path_and_two_messages_at_least(mbit, message_mib):
 def test_a_plan_survives_the_way_to_its_process():
     plan = LinkBench(congestion="cubic").plan(1, url=None, host="10.77.0.2", port=0)
     assert EndPlan.from_json(plan.to_json()) == plan
+    files = {"certificate": "a.pem", "key": "a.key", "authority": "authority.pem"}
+    plan = LinkBench().plan(0, url="https://h:1", host="10.77.0.2", port=0, tls=files)
+    assert EndPlan.from_json(plan.to_json()).tls == files
 
 
 SITE = """
@@ -99,6 +104,11 @@ def test_a_real_link_takes_everything_from_the_config(tmp_path):
     assert (plan.url, plan.host, plan.port) == ("http://10.0.0.1:7070", "127.0.0.1", 7070)
     assert plan.run["bench"]["seconds"] == 5.0 and plan.run_id == "weather"
     leading = real_plan(parse(["link", "--config", str(file), "--peer", "c"]), config)
-    assert (leading.index, leading.url) == (0, None)
+    assert (leading.index, leading.url, leading.tls) == (0, None, None)
+    tls = '[site.tls]\ncertificate = "b.pem"\nkey = "b.key"\nauthority = "authority.pem"\n'
+    file.write_text(SITE.replace("http:", "https:") + tls)
+    plan = real_plan(options, load_config(file))
+    assert plan.url == "https://10.0.0.1:7070"
+    assert plan.tls["key"] == str(tmp_path / "b.key")
     with pytest.raises(ConfigError, match="--peer x: no neighbour of b; there are: a, c"):
         real_plan(parse(["link", "--config", str(file), "--peer", "x"]), config)

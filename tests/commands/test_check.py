@@ -1,3 +1,4 @@
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from geotrain.commands.check import (
     summary,
 )
 from geotrain.config import Config, load_config
+from geotrain.daemon.tls import site_tls, warnings
 from geotrain.errors import ConfigError
+from geotrain.lab.certificates import Authority
 from geotrain.transport.congestion import InForce, probe
 
 MIB = 1 << 20
@@ -95,15 +98,16 @@ def test_arena_beyond_the_limit_is_a_problem(config):
 
 def test_summary_tells_what_the_file_comes_to(config):
     memory = MemoryLimit(limit_bytes=400 * MIB, source="what the cgroup allows (x)")
-    lines = [f"{label:<8}{text}" for label, text in summary(config, memory)]
+    lines = [f"{label:<8}{text}" for label, text in summary(config, memory, None)]
     assert lines == [
         f"run     wiki, 100 steps, hash {config.run.hash[:12]}",
         "step    16 samples in 8 microbatches, fp32, window classic",
         "region  virginia: layers 0:6 (this site)",
         "        frankfurt: layers 6:12",
-        "listen  127.0.0.1:7070, status page 127.0.0.1:7071; links are plaintext",
+        "listen  127.0.0.1:7070, status page 127.0.0.1:7071",
         "peer    frankfurt: dialled at http://10.0.0.2:7070, egress 0.02 $/GB",
         f"links   {congestion('auto', probe('auto'))}",
+        "        not encrypted: no [site.tls] here",
         f"socket  {config.socket_path}",
         "arena   256 MiB for each rank; 400 MiB is what the cgroup allows (x); "
         "the arena takes over half",
@@ -129,3 +133,46 @@ def test_check_refuses_an_arena_that_no_machine_has(tmp_path):
     file.write_text(SITE.replace("arena_mib = 256", f"arena_mib = {1 << 20}"))
     with pytest.raises(ConfigError, match=r"site\.arena_mib: must be below"):
         check(load_config(file))
+
+
+@pytest.fixture
+def authority(tmp_path):
+    return Authority(tmp_path)
+
+
+def with_tls(folder: Path) -> Config:
+    file = folder / "site.toml"
+    names = {"certificate": "virginia.pem", "key": "virginia.key", "authority": "authority.pem"}
+    lines = [f'{key} = "{name}"' for key, name in names.items()]
+    file.write_text("\n".join([SITE.replace("http:", "https:"), "[site.tls]", *lines]))
+    return load_config(file)
+
+
+def test_check_tells_until_when_the_certificate_is_good(tmp_path, authority, capsys):
+    now = datetime.now(UTC)
+    authority.issue("virginia", ends=now + timedelta(days=30))
+    assert check(with_tls(tmp_path)) == 0
+    told = capsys.readouterr().out
+    assert "encrypted with TLS 1.3; this site's certificate is good until 2" in told
+    assert "warning" not in told
+
+
+def test_check_warns_before_a_certificate_ends_and_of_an_open_key(tmp_path, authority, capsys):
+    files = authority.issue("virginia", ends=datetime.now(UTC) + timedelta(days=13))
+    files.key.chmod(0o640)
+    assert check(with_tls(tmp_path)) == 0
+    told = capsys.readouterr().out
+    assert "warning   the certificate ends in 13.0 days; renew it" in told
+    assert f"warning   others than its owner can read or change {files.key}: chmod 600" in told
+    tls = site_tls(with_tls(tmp_path))
+    assert warnings(tls, now_s=tls.not_after_s - 14.5 * 86_400).ends_soon == ""
+    assert "in 0.0 days" in warnings(tls, now_s=tls.not_after_s + 5.0).ends_soon
+
+
+def test_check_names_the_key_of_a_certificate_that_is_not_good(tmp_path, authority):
+    config = with_tls(tmp_path)
+    with pytest.raises(ConfigError, match=r"site\.tls\.certificate: cannot be read"):
+        check(config)
+    authority.issue("frankfurt", file_name="virginia")
+    with pytest.raises(ConfigError, match=r"site\.tls\.certificate: must name region virginia"):
+        check(config)

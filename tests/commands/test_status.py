@@ -156,7 +156,7 @@ def test_everything_a_person_asks_for_is_shown(width):
     text = " ".join(shown(DOCUMENT, width=width).split())
     for words in (
         "run wiki, region virginia: all regions ready daemon pid 41, up 1 min 15 s",
-        "links plaintext",
+        "links not encrypted",
         "frankfurt failed pid 7 is gone [exit unknown]",
         "0 42 6 2.5000 12 s 1F3 of step 7",
         "100.2/100.9/104.0 ms",

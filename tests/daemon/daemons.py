@@ -15,6 +15,7 @@ from typing import Any
 
 from geotrain.config import load_config
 from geotrain.daemon.routing import routes
+from geotrain.lab.certificates import make_certificates
 from geotrain.transport.attachment import Attachment
 from tests.free_ports import free_ports
 
@@ -26,13 +27,22 @@ class Daemons:
     """A line of regions named a, b, c ..., a daemon process each."""
 
     def __init__(
-        self, folder: Path, num_regions: int, *, site: str = "", run: str = "", batch: int = 8
+        self,
+        folder: Path,
+        num_regions: int,
+        *,
+        site: str = "",
+        run: str = "",
+        batch: int = 8,
+        tls: bool = False,
     ) -> None:
         """
         Args:
             site, run: More TOML for every region's [site], and for [run].
             batch: run.global_batch.
+            tls: Encrypt the links, with certificates made here.
         """
+        self._tls = tls
         self._batch = batch
         self.names = [chr(ord("a") + index) for index in range(num_regions)]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -42,13 +52,15 @@ class Daemons:
             f'[[run.regions]]\nname = "{name}"\nlayers = "{index}:{index + 1}"\n'
             for index, name in enumerate(self.names)
         )
+        if tls:
+            make_certificates(folder, self.names)
         for name in self.names:
             self.write_config(name, regions=regions, site=site, run=run)
 
     def write_config(self, name: str, *, regions: str, site: str, run: str) -> None:
         index = self.names.index(name)
         peers = "".join(
-            f'[site.peers.{peer}]\nurl = "http://127.0.0.1:{port}"\n'
+            f'[site.peers.{peer}]\nurl = "{self.scheme}://127.0.0.1:{port}"\n'
             for peer, port in zip(self.names, self._ports, strict=True)
             if abs(self.names.index(peer) - index) == 1
         )
@@ -56,7 +68,12 @@ class Daemons:
             f"version = 1\n[run]\nid = 'test'\nglobal_batch = {self._batch}\n{run}\n{regions}"
             f"[site]\nname = '{name}'\nlisten = '127.0.0.1:{self._ports[index]}'\n"
             f"status = '127.0.0.1:0'\nsocket = '{self.socket_path(name)}'\n{site}\n{peers}"
+            + (tls_table(name) if self._tls else "")
         )
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self._tls else "http"
 
     def config_path(self, name: str) -> Path:
         return self._folder / f"{name}.toml"
@@ -126,6 +143,13 @@ class Daemons:
         for process in self.processes.values():
             process.kill()
             process.wait(STOP_LIMIT_S)
+
+
+def tls_table(name: str) -> str:
+    """Of a site whose files `make_certificates` has written beside its config."""
+    return (
+        f"[site.tls]\ncertificate = '{name}.pem'\nkey = '{name}.key'\nauthority = 'authority.pem'\n"
+    )
 
 
 @contextlib.contextmanager

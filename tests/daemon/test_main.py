@@ -55,6 +55,12 @@ def pair(tmp_path: Path) -> Iterator[Daemons]:
 
 
 @pytest.fixture
+def secured(tmp_path: Path) -> Iterator[Daemons]:
+    with daemons(tmp_path, 2, site=QUICK, tls=True) as running:
+        yield running
+
+
+@pytest.fixture
 def patient(tmp_path: Path) -> Iterator[Daemons]:
     """For what takes as long as the machine is busy."""
     with daemons(tmp_path, 2, site=QUICK.replace("wait_s = 3", "wait_s = 60")) as running:
@@ -383,3 +389,32 @@ def test_the_note_beside_the_socket_has_the_real_addresses(pair: Daemons) -> Non
     assert note["pid"] == pair.processes["a"].pid
     assert not note["status"].endswith(":0")
     assert pair.socket_path("a").stat().st_mode & 0o777 == 0o600
+
+
+def test_links_with_tls_carry_the_same_and_say_so(secured):
+    with contextlib.closing(secured.attach("a")) as a, contextlib.closing(secured.attach("b")) as b:
+        open_views(a, b)
+        exchange(a, b)
+        for name, peer in (("a", "b"), ("b", "a")):
+            status = secured.status(name)
+            assert status["security"] == "tls"
+            assert status["links"][peer]["tls"].startswith("TLSv1.3, TLS_")
+            assert "links are encrypted: TLS 1.3, own certificate until 2" in secured.log(name)
+            assert "site.tls: the certificate ends in" in secured.log(name)
+
+
+def test_links_without_tls_say_so(pair):
+    with contextlib.closing(pair.attach("a")) as a, contextlib.closing(pair.attach("b")) as b:
+        open_views(a, b)
+        for name, peer in (("a", "b"), ("b", "a")):
+            status = pair.status(name)
+            assert (status["security"], status["links"][peer]["tls"]) == ("plaintext", "no")
+            assert "links are not encrypted: no [site.tls] here" in pair.log(name)
+
+
+def test_a_daemon_whose_key_is_another_ones_does_not_start(secured, tmp_path):
+    secured.stop("a")
+    (tmp_path / "a.key").write_bytes((tmp_path / "b.key").read_bytes())
+    with pytest.raises(AssertionError, match=r"site\.tls\.key: does not belong to .*a\.pem"):
+        secured.start("a")
+    assert secured.processes.pop("a").wait(STOP_LIMIT_S) == 2

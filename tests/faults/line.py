@@ -16,11 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from geotrain.lab.certificates import make_certificates
 from geotrain.lab.emulator.relay import Relay
 from geotrain.lab.processes import tethered
 from geotrain.lab.settings import LinkSettings
 from geotrain.lab.wan import open_wan
-from tests.daemon.daemons import attach
+from tests.daemon.daemons import attach, tls_table
 
 NAMES = ("a", "b")
 BASE = LinkSettings.from_round_trip(0.01, rate_bytes_per_s=20e6)
@@ -145,8 +146,11 @@ class NamespaceNet:
 class Line:
     """The daemons; a context manager. What it started, it ends."""
 
-    def __init__(self, folder: Path, net: Net, *, silent_s: float) -> None:
+    def __init__(self, folder: Path, net: Net, *, silent_s: float, tls: bool = False) -> None:
         self.net = net
+        self.tls = tls
+        if tls:
+            make_certificates(folder, NAMES)
         self.silent_s = silent_s
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
         self.ports: dict[str, dict[str, Any]] = {}
@@ -156,6 +160,7 @@ class Line:
         self._write("b", listen=f"{self.net.host}:{self.net.port}", peer="a", url=None)
         self.start("b")
         url = self.net.url(self.listen_port("b"))
+        url = url.replace("http:", "https:") if self.tls else url
         self._write("a", listen="127.0.0.1:0", peer="b", url=url)
         self.start("a")
         return self
@@ -207,7 +212,8 @@ class Line:
             f"[site]\nname = '{name}'\nlisten = '{listen}'\nstatus = '127.0.0.1:0'\n"
             f"socket = '{self._folder / name}.sock'\narena_mib = {ARENA_MIB}\n"
             f"[site.link]\nping_interval_s = {min(1.0, self.silent_s / 5)}\n"
-            f"security = 'plaintext'\nlanes = {NUM_LANES}\n"
+            + ("" if self.tls else "security = 'plaintext'\n")
+            + f"lanes = {NUM_LANES}\n"
             f"[site.liveness]\nsilent_s = {self.silent_s}\nwait_s = 300.0\n"
-            f"[site.peers.{peer}]\n{dial}\n"
+            f"[site.peers.{peer}]\n{dial}\n" + (tls_table(name) if self.tls else "")
         )

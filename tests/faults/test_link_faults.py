@@ -3,6 +3,8 @@
     python -m pytest tests/faults                          2 seeds, short: a part of `make test`
     FAULT_SEEDS=20 FAULT_LENGTH=full python -m pytest ...  `make faults`: as long as they last
 
+FAULT_TLS=1 has all of them over links with TLS instead.
+
 A fault holds for a length that is the fault itself; everything else waits for what it needs.
 """
 
@@ -27,18 +29,26 @@ SILENT_S = 10.0 if IS_FULL else 1.0
 LIMIT_S = 400.0 if IS_FULL else 60.0
 MOST_ATTEMPTS = 3
 KINDS = ["relay", "netns"] if obstacle() is None else ["relay"]
+ALL_TLS = bool(os.environ.get("FAULT_TLS"))
+if ALL_TLS:
+    KINDS = [f"{kind} tls" for kind in KINDS]
+elif not IS_FULL:
+    KINDS.append("relay tls")
 IN_KERNEL = (
     "test_silent_cut_that_outlasts_the_lane",
     "test_delay_that_jumps_and_jitters",
     "test_a_nat_that_forgets_idle_connections",
 )
+IN_TLS = ("test_reset", "test_one_direction_black_holed")
 pytestmark = pytest.mark.timeout(LIMIT_S + 60)
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def line(request, tmp_path_factory) -> Iterator[Line]:
-    net = RelayNet(seed=1) if request.param == "relay" else NamespaceNet(seed=1)
-    with Line(tmp_path_factory.mktemp("line"), net, silent_s=SILENT_S) as started:
+    kind, _, tls = request.param.partition(" ")
+    net = RelayNet(seed=1) if kind == "relay" else NamespaceNet(seed=1)
+    folder = tmp_path_factory.mktemp("line")
+    with Line(folder, net, silent_s=SILENT_S, tls=tls == "tls") as started:
         yield started
 
 
@@ -49,6 +59,9 @@ def load(request, line) -> Iterator[tuple[Traffic, Random]]:
         name = request.function.__name__
         if request.param > 0 or name not in IN_KERNEL:
             pytest.skip("in short through namespaces only what TCP itself has a part in, once")
+    if line.tls and not (IS_FULL or ALL_TLS):
+        if request.param > 0 or request.function.__name__ not in IN_TLS:
+            pytest.skip("in short with TLS only what ends lanes, once; FAULT_TLS=1 for all")
     rng = Random(request.param)
     with Traffic(line, seed=request.param, limit_s=LIMIT_S) as traffic:
         traffic.progress(rng.randint(1, 20))

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 from harness import Regions, RunSpec
 
+from geotrain.lab.certificates import make_certificates
 from geotrain.lab.emulator.netns import obstacle
+from tests.daemon.daemons import tls_table
 from tests.free_ports import free_ports
 
 LIMIT_S = 120.0
 FIELDS = {
     *("mbit_s", "utilisation", "lanes", "cpu_s_per_gb", "rtt_ms", "retransmitted_bytes"),
-    *("loop_lag_ms_p99", "congestion", "directions"),
+    *("loop_lag_ms_p99", "congestion", "directions", "tls"),
 }
 needs_namespaces = pytest.mark.skipif(
     obstacle() is not None, reason=f"no network namespaces: {obstacle()}"
@@ -59,16 +61,18 @@ def test_one_way_over_a_relay(tmp_path):
     result = bench(tmp_path, *options)
     check(result, rtt_ms=10.0, directions=1)
     assert result["emulator"] == "relay"
+    assert result["tls"].startswith("TLSv1.3, ") and result["asked"]["tls"]
     assert result["utilisation"] == pytest.approx(result["mbit_s"] / 50, abs=1e-3)
 
 
 @needs_namespaces
 def test_both_ways_between_namespaces_under_the_congestion_control_asked_for(tmp_path):
     options = ["--emulator", "netns", "--rtt-ms", "10", "--mbit", "200", "--both-ways"]
-    result = bench(tmp_path, *options, "--congestion", "cubic")
+    result = bench(tmp_path, *options, "--congestion", "cubic", "--no-tls")
     check(result, rtt_ms=10.0, directions=2)
     assert result["congestion"] == {"sites": "cubic", "link": "cubic"}
     assert result["retransmitted_bytes"] >= 0
+    assert result["tls"] == "no" and not result["asked"]["tls"]
 
 
 def site(regions: Regions, name: str, *, listen: str, peer: str, url: str | None) -> Path:
@@ -77,13 +81,19 @@ def site(regions: Regions, name: str, *, listen: str, peer: str, url: str | None
     return regions.config(name)
 
 
-def test_a_real_link_is_measured_by_both_its_sites(tmp_path):
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_a_real_link_is_measured_by_both_its_sites(tmp_path, tls):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     with Regions(tmp_path / "sites", RunSpec()) as regions:
         address = f"127.0.0.1:{free_ports(1)[0]}"
-        first = site(regions, "r0", listen="127.0.0.1:0", peer="r1", url=f"http://{address}")
+        scheme = "https" if tls else "http"
+        first = site(regions, "r0", listen="127.0.0.1:0", peer="r1", url=f"{scheme}://{address}")
         second = site(regions, "r1", listen=address, peer="r0", url=None)
+        if tls:
+            make_certificates(first.parent, ["r0", "r1"])
+            for file in (first, second):
+                file.write_text(file.read_text() + tls_table(file.stem))
         processes = [
             start(temporary, "--config", str(first), "--peer", "r1"),
             start(temporary, "--config", str(second), "--peer", "r0"),
@@ -95,6 +105,7 @@ def test_a_real_link_is_measured_by_both_its_sites(tmp_path):
             results.append(json.loads(out))
     for result in results:
         check(result, rtt_ms=0.0, directions=1)
+        assert result["tls"].startswith("TLSv1.3, " if tls else "no")
         assert list(result["directions"]) == ["r0 to r1"]
     assert results[0]["mbit_s"] == results[1]["mbit_s"]
 

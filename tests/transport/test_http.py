@@ -1,15 +1,46 @@
 import asyncio
 import socket
 import sys
+from dataclasses import dataclass
 
 import aiohttp
 import pytest
 
+from geotrain.lab.certificates import make_certificates
 from geotrain.transport import http
 from geotrain.transport.carrier import Carrier, DialError
 from geotrain.transport.http import PATH, UPGRADE, LinkServer, dial
+from geotrain.transport.tls import Tls, load_tls
 
 DEADLINE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the ends of a link meet: plainly, or with TLS."""
+
+    a: Tls | None = None
+    b: Tls | None = None
+
+    def url(self, server: LinkServer) -> str:
+        return f"{'http' if self.b is None else 'https'}://127.0.0.1:{server.port}"
+
+    def dial(self, server: LinkServer, **changes):
+        how = {"region": "a", "to": "b", "timeout_s": DEADLINE_S, "tls": self.a, **changes}
+        return dial(self.url(server), **how)
+
+    def visit(self, server: LinkServer):
+        """A connection that has spoken TLS, where it must, and nothing else."""
+        secured = {} if self.a is None else {"ssl": self.a.client, "server_hostname": "b"}
+        return asyncio.open_connection("127.0.0.1", server.port, **secured)
+
+
+@pytest.fixture(scope="module", params=["plain", "tls"])
+def way(request, tmp_path_factory):
+    if request.param == "plain":
+        return Way()
+    files = make_certificates(tmp_path_factory.mktemp("tls"), ["a", "b"])
+    return Way(**{name: load_tls(files[name], region=name) for name in files})
 
 
 class Recorder:
@@ -20,6 +51,7 @@ class Recorder:
         self.received = bytearray()
         self.reason: str | None = None
         self.changed = asyncio.Event()
+        self.is_paused = False
         self._echo = echo
         self._buffer = bytearray(65536)
 
@@ -39,10 +71,11 @@ class Recorder:
         self.changed.set()
 
     def pause_writing(self) -> None:
-        pass
+        self.is_paused = True
 
     def resume_writing(self) -> None:
-        pass
+        self.is_paused = False
+        self.changed.set()
 
     def connection_lost(self, reason: str) -> None:
         self.reason = reason
@@ -56,9 +89,9 @@ class Recorder:
 
 
 @pytest.fixture
-async def server():
+async def server(way):
     """A LinkServer on which every connection of "a" is echoed; the echoing ends are in `ends`."""
-    link_server = LinkServer()
+    link_server = LinkServer(tls=way.b)
     link_server.ends = []
 
     def links(region):
@@ -72,14 +105,10 @@ async def server():
     await link_server.close()
 
 
-def _url(server: LinkServer) -> str:
-    return f"http://127.0.0.1:{server.port}"
-
-
-async def test_bytes_cross_the_hand_over_whole_every_time(server):
+async def test_bytes_cross_the_hand_over_whole_every_time(way, server):
     payload = bytes(range(256)) * 1000
     for _ in range(30):
-        async with dial(_url(server), region="a", to="b", timeout_s=DEADLINE_S) as carrier:
+        async with way.dial(server) as carrier:
             end = Recorder()
             end.start(carrier)
             carrier.write(b"first")
@@ -88,18 +117,16 @@ async def test_bytes_cross_the_hand_over_whole_every_time(server):
             assert end.received == b"first" + payload
             assert carrier.peer_address == f"127.0.0.1:{server.port}"
             assert carrier.congestion
+            assert carrier.tls.split(",")[0] == ("TLSv1.3" if way.a else "no")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets programs choose")
-async def test_each_end_has_the_congestion_control_that_it_asked_for():
-    link_server = LinkServer(congestion="reno")
+async def test_each_end_has_the_congestion_control_that_it_asked_for(way):
+    link_server = LinkServer(congestion="reno", tls=way.b)
     far = Recorder()
     await link_server.start("127.0.0.1", 0, lambda region: far)
-    url = f"http://127.0.0.1:{link_server.port}"
     try:
-        async with dial(
-            url, region="a", to="b", timeout_s=DEADLINE_S, congestion="nosuch"
-        ) as carrier:
+        async with way.dial(link_server, congestion="nosuch") as carrier:
             end = Recorder()
             end.start(carrier)
             carrier.write(b"x")
@@ -111,8 +138,8 @@ async def test_each_end_has_the_congestion_control_that_it_asked_for():
         await link_server.close()
 
 
-async def test_end_of_one_side_is_told_to_the_other(server):
-    async with dial(_url(server), region="a", to="b", timeout_s=DEADLINE_S) as carrier:
+async def test_end_of_one_side_is_told_to_the_other(way, server):
+    async with way.dial(server) as carrier:
         end = Recorder()
         end.start(carrier)
         carrier.write(b"x")
@@ -123,12 +150,11 @@ async def test_end_of_one_side_is_told_to_the_other(server):
     await server.ends[0].until(lambda: server.ends[0].reason is not None)
 
 
-async def test_server_closes_at_once_with_lanes_open():
-    link_server = LinkServer()
+async def test_server_closes_at_once_with_lanes_open(way):
+    link_server = LinkServer(tls=way.b)
     far = Recorder()
     await link_server.start("127.0.0.1", 0, lambda region: far)
-    url = f"http://127.0.0.1:{link_server.port}"
-    async with dial(url, region="a", to="b", timeout_s=DEADLINE_S) as carrier:
+    async with way.dial(link_server) as carrier:
         end = Recorder()
         end.start(carrier)
         async with asyncio.timeout(DEADLINE_S):  # aiohttp by itself would wait a minute
@@ -137,17 +163,23 @@ async def test_server_closes_at_once_with_lanes_open():
     assert far.reason is not None
 
 
-async def test_unknown_region_is_answered_with_the_reason(server):
-    with pytest.raises(DialError, match="403 region 'c' is no peer of this daemon"):
-        async with dial(_url(server), region="c", to="b", timeout_s=DEADLINE_S):
+async def test_unknown_region_is_answered_with_the_reason(way, server):
+    who = {
+        "plain": "region 'c' is no peer of this daemon",
+        "tls": "the certificate names a, not 'c'",
+    }
+    with pytest.raises(DialError) as caught:
+        async with way.dial(server, region="c"):
             pass
+    assert str(caught.value) == f"answered 403 {who['tls' if way.b else 'plain']}"
 
 
-async def test_other_visitors_get_plain_answers(server):
+async def test_other_visitors_get_plain_answers(way, server):
     async with aiohttp.ClientSession() as http:
-        async with http.get(_url(server) + PATH) as response:
+        secured = {} if way.a is None else {"ssl": way.a.client, "server_hostname": "b"}
+        async with http.get(way.url(server) + PATH, **secured) as response:
             assert (response.status, response.headers["Upgrade"]) == (426, UPGRADE)
-        async with http.get(_url(server) + "/elsewhere") as response:
+        async with http.get(way.url(server) + "/elsewhere", **secured) as response:
             assert response.status == 404
 
 
@@ -182,16 +214,16 @@ async def test_port_in_use_is_an_os_error(server):
         await other.start("127.0.0.1", server.port, lambda region: None)
 
 
-async def test_a_connection_that_asks_for_nothing_is_closed(monkeypatch):
-    link_server = LinkServer()
+async def test_a_connection_that_asks_for_nothing_is_closed(way, monkeypatch):
+    link_server = LinkServer(tls=way.b)
     ends = [Recorder(echo=True)]
     await link_server.start("127.0.0.1", 0, lambda region: ends[0])
     try:
-        async with dial(_url(link_server), region="a", to="b", timeout_s=DEADLINE_S) as carrier:
+        async with way.dial(link_server) as carrier:
             lane = Recorder()
             lane.start(carrier)
-            monkeypatch.setattr(http, "FIRST_REQUEST_S", 0.2)  # for those that come from now on
-            reader, writer = await asyncio.open_connection("127.0.0.1", link_server.port)
+            monkeypatch.setattr(http, "FIRST_REQUEST_S", 0.5)  # for those that come from now on
+            reader, writer = await way.visit(link_server)
             async with asyncio.timeout(DEADLINE_S):
                 assert await reader.read() == b""
             writer.close()
@@ -216,29 +248,29 @@ async def test_what_a_stranger_answers_stays_on_one_line_of_the_log():
     assert str(caught.value) == "answered 403 no?12:00:00 ?[2Jfake"
 
 
-async def test_nonsense_leaves_no_traceback_but_our_own_faults_do(caplog):
+async def test_nonsense_leaves_no_traceback_but_our_own_faults_do(way, caplog):
     def broken(region):
         raise RuntimeError("a fault of ours")
 
-    link_server = LinkServer()
+    link_server = LinkServer(tls=way.b)
     await link_server.start("127.0.0.1", 0, broken)
     try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", link_server.port)
+        reader, writer = await way.visit(link_server)
         writer.write(b"\x00\x01nonsense\r\n\r\n")
         async with asyncio.timeout(DEADLINE_S):
             assert b"400" in await reader.readline()
         writer.close()
         assert caplog.records == []
         with pytest.raises(DialError, match="500"):
-            async with dial(_url(link_server), region="a", to="b", timeout_s=DEADLINE_S):
+            async with way.dial(link_server):
                 pass
         assert "a fault of ours" in caplog.text
     finally:
         await link_server.close()
 
 
-async def test_abort_after_a_close_that_had_bytes_to_write_does_nothing(server):
-    async with dial(_url(server), region="a", to="b", timeout_s=DEADLINE_S) as carrier:
+async def test_abort_after_a_close_that_had_bytes_to_write_does_nothing(way, server):
+    async with way.dial(server) as carrier:
         Recorder().start(carrier)
         carrier.write(bytes(8 << 20))
         carrier.close()
@@ -248,8 +280,8 @@ async def test_abort_after_a_close_that_had_bytes_to_write_does_nothing(server):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells only there")
-async def test_the_kernel_tells_what_was_acknowledged_and_takes_a_pace(server):
-    async with dial(_url(server), region="a", to="b", timeout_s=DEADLINE_S) as carrier:
+async def test_the_kernel_tells_what_was_acknowledged_and_takes_a_pace(way, server):
+    async with way.dial(server) as carrier:
         end = Recorder()
         end.start(carrier)
         before = carrier.counts()
@@ -259,7 +291,69 @@ async def test_the_kernel_tells_what_was_acknowledged_and_takes_a_pace(server):
         await end.until(lambda: len(end.received) == 100_000)
         after = carrier.counts()
         # All of it came back, so it was acknowledged, but perhaps for the last of the packets.
-        assert 0 < after.acked_bytes - before.acked_bytes <= 100_000
+        # TLS adds 22 bytes to each record of 16 KiB, and its last word to ours.
+        assert 0 < after.acked_bytes - before.acked_bytes <= 100_000 + (2_000 if way.a else 0)
         assert after.retransmitted_bytes == 0 and 0 < after.rtt_s < DEADLINE_S
     carrier.pace(10e6)
     assert carrier.counts() is None
+
+
+async def test_what_waits_in_a_full_carrier_is_bounded_and_told_at_once(way):
+    far = Recorder()
+    link_server = LinkServer(tls=way.b)
+    await link_server.start("127.0.0.1", 0, lambda region: far)
+    piece = bytes(range(256)) * 1024
+    try:
+        async with way.dial(link_server) as carrier:
+            end = Recorder()
+            end.start(carrier)
+            carrier.write(b"x")
+            await far.until(lambda: far.received == b"x")
+            far.carrier.pause_reading()
+            written, turns_full, num_sent = 1, 0, 0
+            while turns_full < 3:  # The kernel's buffers grow for a while.
+                assert written < 64 << 20, "no kernel's buffers are so large"
+                if not end.is_paused:
+                    carrier.write(piece)
+                    written += len(piece)
+                # What waits is no more than the write that paused us, and its TLS records.
+                assert carrier.bytes_waiting <= len(piece) * 1.01
+                assert end.is_paused == (carrier.bytes_waiting > 0)
+                # Bytes that arrive meanwhile do not pass for room.
+                far.carrier.write(b"y")
+                num_sent += 1
+                await end.until(lambda count=num_sent: len(end.received) == count)
+                assert end.is_paused == (carrier.bytes_waiting > 0)
+                turns_full = turns_full + 1 if end.is_paused else 0
+            far.carrier.resume_reading()
+            await end.until(lambda: not end.is_paused)
+            assert carrier.bytes_waiting == 0
+            await far.until(lambda: len(far.received) == written)
+            assert far.received[1:] == piece * (written // len(piece))
+    finally:
+        await link_server.close()
+
+
+async def test_a_side_that_ends_its_writing_still_reads_what_comes(way):
+    far = Recorder()
+    link_server = LinkServer(tls=way.b)
+    await link_server.start("127.0.0.1", 0, lambda region: far)
+    try:
+        async with way.dial(link_server) as carrier:
+            end = Recorder()
+            end.start(carrier)
+            carrier.write(b"x")
+            await far.until(lambda: far.received == b"x")
+            far.carrier.pause_reading()
+            carrier.write(b"the last word")
+            carrier.end_writing()
+            far.carrier.write(bytes(300_000))
+            await end.until(lambda: len(end.received) == 300_000)
+            assert end.reason is None
+            far.carrier.resume_reading()
+            await far.until(lambda: far.reason is not None)
+            assert far.received == b"xthe last word"
+            await end.until(lambda: end.reason is not None)
+            assert end.reason == "the peer closed the connection"
+    finally:
+        await link_server.close()

@@ -6,12 +6,14 @@ place of its daemon, and both print the figures.
 
 import json
 import os
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 from geotrain.config import Config, load_config
 from geotrain.configuration.rules import split_address
 from geotrain.daemon.place import Place
+from geotrain.daemon.tls import site_tls
 from geotrain.errors import ConfigError
 from geotrain.lab.bench.link_end import End, EndFailedError
 from geotrain.lab.bench.link_options import EndPlan, LinkBench
@@ -25,8 +27,10 @@ from geotrain.lab.bench.sites import (
     run_until_signal,
     stop,
 )
+from geotrain.lab.certificates import make_certificates
 from geotrain.lab.processes import Child, isolated_module
 from geotrain.observability.log import setup_logging
+from geotrain.transport.tls import TlsFiles
 
 _START_LIMIT_S = 30.0
 _MARGIN_S = 240.0
@@ -54,12 +58,13 @@ async def measure_link(sites: Sites, options: LinkBench) -> dict[str, Any]:
     """In a lab that is open already: the report's fields."""
     load = os.getloadavg()[0]
     children: list[Child] = []
+    tls = make_certificates(sites.folder, options.names) if options.tls else {}
     try:
-        listener = await _start(sites, options, 1, url=None)
+        listener = await _start(sites, options, 1, url=None, tls=tls)
         children.append(listener)
         said = await _next(listener, [], limit_s=_START_LIMIT_S)
         url = _url(sites, options, said["port"])
-        leader = await _start(sites, options, 0, url=url)
+        leader = await _start(sites, options, 0, url=url, tls=tls)
         children.append(leader)
         await _next(leader, [listener], limit_s=_START_LIMIT_S)
         progress(f"geotrain: {options.traffic.seconds:g} s, and {_before_s(options):.0f} s before")
@@ -81,10 +86,14 @@ def _before_s(options: LinkBench) -> float:
     return options.traffic.idle_s + options.traffic.warm_up_s
 
 
-async def _start(sites: Sites, options: LinkBench, index: int, *, url: str | None) -> Child:
+async def _start(
+    sites: Sites, options: LinkBench, index: int, *, url: str | None, tls: Mapping[str, TlsFiles]
+) -> Child:
     name = options.names[index]
     host = sites.wan.listen_host(name)
-    plan = options.plan(index, url=url, host=host, port=0)
+    files = tls.get(name)
+    paths = None if files is None else {key: str(path) for key, path in asdict(files).items()}
+    plan = options.plan(index, url=url, host=host, port=0, tls=paths)
     command = isolated_module("geotrain.lab.bench.link_process", [plan.to_json()])
     return await sites.start(name, command, name=f"link end in {name}", pipe_stdout=True)
 
@@ -99,10 +108,11 @@ async def _next(child: Child, others: list[Child], *, limit_s: float) -> Any:
 def _url(sites: Sites, options: LinkBench, port: int) -> str:
     """Where the leading end dials the port at which the other one listens."""
     near, far = options.names
+    scheme = "https" if options.tls else "http"
     if _over_loopback(sites, options):
-        return f"http://{sites.wan.listen_host(far)}:{port}"
+        return f"{scheme}://{sites.wan.listen_host(far)}:{port}"
     route = sites.wan.route(near, far, port)
-    return f"http://{route.host}:{route.port}"
+    return f"{scheme}://{route.host}:{route.port}"
 
 
 def _over_loopback(sites: Sites, options: LinkBench) -> bool:
@@ -113,6 +123,7 @@ async def _measure_real(options: LinkBench, config: Config) -> dict[str, Any]:
     place = Place.claim(config.socket_path)  # A daemon that serves this region has the port, too.
     try:
         load = os.getloadavg()[0]
+        site_tls(config)  # here an error names its key
         plan = real_plan(options, config)
         progress(f"waiting for {plan.peer}, where the same is to be run: {_PEER_LIMIT_S:.0f} s")
         end = End(plan)
@@ -156,6 +167,7 @@ def real_plan(options: LinkBench, config: Config) -> EndPlan:
         raise ConfigError(f"--peer {peer}: no neighbour of {config.site.name}; there are: {near}")
     names = [region.name for region in config.run.regions]
     host, port = split_address(config.site.listen)
+    files = config.tls_files
     traffic = {name: getattr(options, name) for name in ("message_bytes", "seconds", "both_ways")}
     return EndPlan(
         region=config.site.name,
@@ -167,4 +179,5 @@ def real_plan(options: LinkBench, config: Config) -> EndPlan:
         run_id=config.run.id,
         run={**config.run.canonical(), "bench": {**traffic, "lanes": options.lanes or 0}},
         traffic=replace(options.traffic, congestion=config.site.link.congestion),
+        tls=None if files is None else {key: str(path) for key, path in files.items()},
     )

@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -23,6 +24,7 @@ from geotrain.transport.hello import Hello
 from geotrain.transport.http import LinkServer
 from geotrain.transport.link import Link, LinkSettings
 from geotrain.transport.messages import FORWARD, Message, Presence, stream_id, view_id
+from geotrain.transport.tls import TlsFiles, load_tls
 from geotrain.version import __version__
 
 _BULK, _CONTROL = 0, 1
@@ -86,6 +88,10 @@ class End:
         self._stopped = False
         self._pings: dict[bytes, tuple[float, bool]] = {}
         self._theirs: dict[str, Any] | None = None
+        self._tls = None
+        if plan.tls is not None:
+            files = TlsFiles(**{key: Path(path) for key, path in plan.tls.items()})
+            self._tls = load_tls(files, region=plan.region)
         self._link = self._make_link()
 
     async def run(
@@ -97,7 +103,7 @@ class End:
             EndFailedError: Something that was waited for did not come.
             OSError: The address to listen on cannot be had.
         """
-        server = LinkServer(congestion=self._traffic.congestion)
+        server = LinkServer(congestion=self._traffic.congestion, tls=self._tls)
         await server.start(self._plan.host, self._plan.port, {self._plan.peer: self._link}.get)
         try:
             on_listening(server.port)
@@ -141,7 +147,8 @@ class End:
             what=f"no {traffic.seconds:g} s of messages of {traffic.message_bytes} bytes",
         )
         self._stopped = True
-        return await self._exchange(self._counts.figures())
+        figures = {**self._counts.figures(), "tls": self._link.stats()["tls"]}
+        return await self._exchange(figures)
 
     async def _exchange(self, mine: dict[str, Any]) -> dict[str, dict[str, Any]]:
         number = self._send_control("figures", json.dumps(mine).encode())
@@ -229,6 +236,7 @@ class End:
             ),
             peer=plan.peer,
             url=plan.url,
+            tls=self._tls if plan.url is not None else None,
             coder=NoCoder(),
             settings=LinkSettings(
                 congestion=self._traffic.congestion, num_lanes=self._traffic.lanes

@@ -57,6 +57,8 @@ class EndPlan:
     run: Mapping[str, Any]
     """The [run] section that both must have."""
     traffic: Traffic
+    tls: Mapping[str, str] | None
+    """The files of this end's [site.tls]; None: the link is not encrypted."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -82,6 +84,8 @@ class LinkBench:
     seconds: float = 10.0
     both_ways: bool = False
     emulator: Literal["auto", "netns", "relay"] = "auto"
+    tls: bool = True
+    """Of the lab, with throw-away certificates; a real link has what its sites have."""
     config: str | None = None
     peer: str | None = None
     json: bool = False
@@ -134,7 +138,15 @@ class LinkBench:
         wanted = int(2 * in_flight) + 4 * self.message_bytes
         return min(max(wanted, _LEAST_WINDOW_BYTES), _MOST_WINDOW_BYTES)
 
-    def plan(self, index: int, *, url: str | None, host: str, port: int) -> EndPlan:
+    def plan(
+        self,
+        index: int,
+        *,
+        url: str | None,
+        host: str,
+        port: int,
+        tls: Mapping[str, str] | None = None,
+    ) -> EndPlan:
         """Of one end in the lab."""
         return EndPlan(
             region=self.names[index],
@@ -146,4 +158,5 @@ class LinkBench:
             run_id="bench",
             run={},
             traffic=self.traffic,
+            tls=tls,
         )

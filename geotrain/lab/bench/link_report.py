@@ -33,6 +33,7 @@ def report(
     return {
         "mbit_s": slowest,
         "utilisation": _share(slowest, options.mbit if options.config is None else None),
+        "tls": leader["tls"],
         "lanes": leader["lanes"],
         "cpu_s_per_gb": round(sum(end["cpu_s_per_gb"] for end in figures.values()), 3),
         "rtt_ms": leader["rtt_ms"],
@@ -80,6 +81,7 @@ def _asked(options: LinkBench) -> dict[str, Any]:
         "mbit": options.mbit,
         "loss": options.loss,
         "jitter_ms": options.jitter_s * 1e3,
+        "tls": options.tls,
         "congestion": options.congestion or "auto",
     }
 
@@ -97,6 +99,7 @@ def table(result: Mapping[str, Any]) -> str:
         remark = f"  {share:.1%} of the rate asked for" if share is not None else ""
         lines.append(f"{name:<24}{direction['mbit_s']:10.1f} Mbit/s{remark}")
     lines.append(f"{'lanes':<24}{lanes:10d}  congestion control {result['congestion']['link']}")
+    lines.append(f"{'TLS':<24}{result['tls']:>10}")
     for name, text in (("idle", "round trip, idle"), ("loaded", "round trip, loaded")):
         quantiles = result["rtt_ms"][name]
         if quantiles is not None:

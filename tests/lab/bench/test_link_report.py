@@ -13,6 +13,7 @@ def end(**changes):
         "loop_lag_ms": {"p50": 0.1, "p99": 2.0, "max": 3.0},
         "lanes": 1,
         "congestion": ["bbr"],
+        "tls": "TLSv1.3, TLS_AES_256_GCM_SHA384",
         "rtt_ms": {"idle": quantiles, "loaded": quantiles},
         **changes,
     }

@@ -1,0 +1,215 @@
+"""A connection taken over from aiohttp, plain or with TLS, on either side.
+
+asyncio's TLS stays between the connection and us: it decrypts into the buffers that the lane gives,
+and encrypts in `write`. What it would decide by itself is decided below it, at the TCP connection,
+so that both kinds behave alike:
+
+- It hands everything to TCP's transport, which takes 64 KiB before it says so, and never tells the
+  lane of them. Here that transport tells of every byte that waits.
+- It cannot end one direction alone, and its own farewell breaks the connection when the peer still
+  sends. Frames have an end of their own (CLOSE), so here connections end as plain ones do.
+"""
+
+import asyncio
+import socket
+import ssl
+from typing import TYPE_CHECKING
+
+from geotrain.transport.carrier import KernelCounts, Receiver
+from geotrain.transport.congestion import InForce, choose_congestion
+from geotrain.transport.estimator import unsent_bytes
+from geotrain.transport.tcp import pace, read_counts
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer  # collections.abc has it from Python 3.12 on
+
+PLAIN = "no"
+
+
+class HttpCarrier(asyncio.BufferedProtocol):
+    """See the module."""
+
+    def __init__(
+        self, transport: asyncio.Transport, replaced: asyncio.BaseProtocol, *, congestion: str
+    ) -> None:
+        self._transport = transport
+        self._tcp = _below(transport)
+        self._replaced = replaced
+        self._receiver: Receiver | None = None
+        self._bytes_wait = False
+        self.closed = asyncio.Event()
+        transport.set_protocol(self)
+        if self._tcp is not transport:
+            self._tcp.set_protocol(_Between(self._tcp.get_protocol(), self))
+            transport.set_write_buffer_limits(high=1)
+        # The lane decides what goes next as late as it can: it hears of every byte that waits.
+        self._tcp.set_write_buffer_limits(high=1)
+        if not transport.is_reading():
+            transport.resume_reading()
+        # By asyncio's TLS it is no longer to be had once the connection is lost.
+        self._socket: socket.socket = transport.get_extra_info("socket")
+        in_force = _tune(self._socket, congestion)
+        self.congestion, self.congestion_refused = in_force.name, in_force.refused
+        self.tls = _encryption(transport.get_extra_info("ssl_object"))
+        self.peer_address = address(transport.get_extra_info("peername"))
+
+    def start(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._transport.write(data)
+
+    @property
+    def bytes_waiting(self) -> int:
+        """Written and not yet taken by the kernel; with TLS some as they are, some encrypted."""
+        waiting = self._tcp.get_write_buffer_size()
+        if self._tcp is not self._transport:
+            waiting += self._transport.get_write_buffer_size()
+        return waiting
+
+    def pause_reading(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def expect_rate(self, rate_bytes_per_s: float | None) -> None:
+        connection = self._socket
+        if hasattr(socket, "TCP_NOTSENT_LOWAT") and connection.family != socket.AF_UNIX:
+            wanted = unsent_bytes(rate_bytes_per_s)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, wanted)
+
+    def pace(self, rate_bytes_per_s: float) -> None:
+        pace(self._socket, rate_bytes_per_s)
+
+    def counts(self) -> KernelCounts | None:
+        return read_counts(self._socket)
+
+    def close(self) -> None:
+        self._tcp.close()
+
+    def end_writing(self) -> None:
+        if self._tcp.can_write_eof() and not self._tcp.is_closing():
+            try:
+                self._tcp.write_eof()
+            except OSError:
+                # The peer has reset it meanwhile.
+                self._tcp.abort()
+        else:
+            self._tcp.close()
+
+    def abort(self) -> None:
+        # asyncio's transport fails on it where it is gone, or was closed with bytes still to write.
+        if not self.closed.is_set():
+            self._tcp.abort()
+
+    # asyncio's side ------------------------------------------------------------------------------
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        assert self._receiver is not None, "started in the turn of the hand-over"
+        return self._receiver.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        assert self._receiver is not None
+        self._receiver.buffer_updated(nbytes)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self.look()
+
+    def resume_writing(self) -> None:
+        self.look()
+
+    def look(self) -> None:
+        """Tell the receiver where it changed whether bytes wait, encrypted or not."""
+        bytes_wait = self.bytes_waiting > 0
+        if bytes_wait == self._bytes_wait:
+            return
+        self._bytes_wait = bytes_wait
+        if self._receiver is not None:
+            if bytes_wait:
+                self._receiver.pause_writing()
+            else:
+                self._receiver.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if isinstance(self._replaced, asyncio.Protocol):
+            self._replaced.connection_lost(exc)
+        self.closed.set()
+        if self._receiver is not None:
+            self._receiver.connection_lost(_lost_reason(exc))
+
+
+class _Between(asyncio.BufferedProtocol):
+    """asyncio's TLS, with the carrier told when TCP's buffer fills and empties."""
+
+    def __init__(self, tls: asyncio.BaseProtocol, carrier: HttpCarrier) -> None:
+        assert isinstance(tls, asyncio.BufferedProtocol)
+        self._tls = tls
+        self._carrier = carrier
+
+    def get_buffer(self, sizehint: int) -> "Buffer":
+        return self._tls.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._tls.buffer_updated(nbytes)
+
+    def eof_received(self) -> bool | None:
+        return self._tls.eof_received()
+
+    def pause_writing(self) -> None:
+        self._tls.pause_writing()
+        self._carrier.look()
+
+    def resume_writing(self) -> None:
+        self._tls.resume_writing()
+        self._carrier.look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._tls.connection_lost(exc)
+
+
+def address(peername: object) -> str:
+    """An address of a socket, for people."""
+    if isinstance(peername, tuple) and len(peername) >= 2:
+        host = f"[{peername[0]}]" if ":" in str(peername[0]) else peername[0]
+        return f"{host}:{peername[1]}"
+    return str(peername)
+
+
+def _below(transport: asyncio.Transport) -> asyncio.Transport:
+    """The TCP transport; asyncio has no public way from a TLS transport to it (3.11 to 3.14)."""
+    if transport.get_extra_info("ssl_object") is None:
+        return transport
+    tcp = transport._ssl_protocol._transport  # type: ignore[attr-defined]
+    assert isinstance(tcp, asyncio.Transport)
+    return tcp
+
+
+def _encryption(tls: ssl.SSLObject | None) -> str:
+    if tls is None:
+        return PLAIN
+    cipher = tls.cipher()
+    return f"{tls.version()}, {cipher[0] if cipher is not None else 'unknown cipher'}"
+
+
+def _lost_reason(exc: Exception | None) -> str:
+    if exc is None:
+        return "the peer closed the connection"
+    if isinstance(exc, OSError) and exc.strerror:
+        return f"connection lost: {exc.strerror}"
+    return f"connection lost: {exc}"
+
+
+def _tune(connection: socket.socket, congestion: str) -> InForce:
+    """Set what a lane wants where the machine has it; returns the congestion control in force."""
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return InForce(name="", refused="")
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent_bytes(None))
+    return choose_congestion(connection, congestion)
