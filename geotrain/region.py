@@ -19,6 +19,7 @@ from geotrain.membership import Membership
 from geotrain.observability.log import setup_logging
 from geotrain.pipeline import segment as segments
 from geotrain.pipeline import weights
+from geotrain.pipeline.ahead import Unpacker
 from geotrain.pipeline.checks import check_loss, check_training
 from geotrain.pipeline.context import Context, Parts, Place
 from geotrain.pipeline.device import PRECISIONS, choose_device
@@ -99,6 +100,7 @@ class Region:
         # the neighbour's next pipeline may begin to send while ours is still the last one.
         self._edges: dict[int, Edge] = {}
         self._line: Line | None = None
+        self._unpacker = Unpacker()
         self.device = choose_device()
         self.region_names = (
             [region.name for region in config.run.regions] if config is not None else [SOLO_NAME]
@@ -322,6 +324,7 @@ class Region:
                 Neighbour(name=self.region_names[other], own_name=self.name, boundary=boundary),
                 direction=direction,
                 codecs=Codecs(activations=compression.activations, gradients=compression.gradients),
+                unpacker=self._unpacker,
             )
         edge = self._edges[boundary]
         edge.forget_agreement()
@@ -338,6 +341,7 @@ class Region:
         if self._membership is not None:
             self._membership.leave()
             self._membership = None
+        self._unpacker.close()
         if self._mesh is not None and threading.current_thread() is threading.main_thread():
             self._mesh = None
             if dist.is_initialized():

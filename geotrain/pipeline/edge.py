@@ -13,10 +13,12 @@ import torch
 
 from geotrain.compression.policy import Role
 from geotrain.errors import RegionError
+from geotrain.pipeline.ahead import Ahead, Unpacker
 from geotrain.pipeline.parcel import (
     Codecs,
     Parcel,
     announced_bytes,
+    as_bytes,
     pack_record,
     pack_tree,
     unpack_record,
@@ -79,10 +81,17 @@ class Edge:
     Args:
         direction: FORWARD where this region sends activations (its downstream edge), BACKWARD
             where it sends gradients (its upstream edge).
+        unpacker: Unpacks ahead of their turn what was received.
     """
 
     def __init__(
-        self, attachment: Attachment, neighbour: Neighbour, *, direction: int, codecs: Codecs
+        self,
+        attachment: Attachment,
+        neighbour: Neighbour,
+        *,
+        direction: int,
+        codecs: Codecs,
+        unpacker: Unpacker,
     ) -> None:
         self._neighbour = neighbour
         self._role: Role = "activation" if direction == FORWARD else "gradient"
@@ -90,6 +99,7 @@ class Edge:
         self._out = attachment.out(stream_id(neighbour.boundary, direction))
         other = BACKWARD if direction == FORWARD else FORWARD
         self._in = attachment.incoming(stream_id(neighbour.boundary, other))
+        self._ahead = Ahead(self._in, unpacker)
         self._outgoing: deque[_Outgoing] = deque()
         self._arrived: dict[Key, _Incoming] = {}
         self._gathering: _Incoming | None = None
@@ -227,7 +237,7 @@ class Edge:
             message = received.message
             key = (message.kind, message.step, message.microbatch)
             if message.num_parts == 1:
-                payload = _as_bytes(received.payload)
+                payload = as_bytes(received.payload)
                 self._arrived[key] = _Incoming(message.header, payload, received, received.came_s)
             else:
                 self._gather(key, received)
@@ -242,7 +252,7 @@ class Edge:
         if gathering is None or gathering.next_byte + size > gathering.payload.numel():
             raise self._error(key, f"part {message.part} from {self.name} does not fit the whole")
         first = gathering.next_byte
-        gathering.payload[first : first + size].copy_(_as_bytes(received.payload))
+        gathering.payload[first : first + size].copy_(as_bytes(received.payload))
         received.release()
         gathering.next_byte += size
         gathering.came_s = received.came_s
@@ -301,11 +311,16 @@ class Edge:
         """
         key = (kind, step, microbatch)
         incoming = self._arrived.pop(key)
+        slot = incoming.slot
         try:
-            tree, side, found = unpack_tree(incoming.header, incoming.payload, device=device)
+            unpacked = self._ahead.take(slot.message) if slot is not None else None
+            if unpacked is None:
+                unpacked = unpack_tree(incoming.header, incoming.payload, device=device)
         except ValueError as exc:
             raise self._error(key, f"malformed tensors from {self.name}: {exc}") from exc
+        tree, side, found = unpacked
         incoming.release()
+        self._ahead.expect(kind, step, microbatch + 1, device=device)
         self._agree(key, found)
         return tree, side
 
@@ -333,9 +348,3 @@ class Edge:
             microbatch=microbatch if microbatch >= 0 else None,
             key=f"{kind} over boundary {self._neighbour.boundary}",
         )
-
-
-def _as_bytes(view: memoryview) -> torch.Tensor:
-    if len(view) == 0:
-        return torch.empty(0, dtype=torch.uint8)
-    return torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8)

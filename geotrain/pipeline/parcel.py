@@ -6,6 +6,7 @@ at an aligned offset.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgpack
@@ -126,6 +127,13 @@ def pack_tree(tree: Any, side: Any, *, role: Role, codecs: Codecs) -> Parcel:
     )
 
 
+def as_bytes(view: memoryview) -> torch.Tensor:
+    """The memory itself as a tensor of bytes; a copy where it must not be written to."""
+    if len(view) == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8)
+
+
 def announced_bytes(header: bytes) -> int:
     """The payload size that a header states. Raises ValueError."""
     size = unpack_record(header).get("bytes")
@@ -146,23 +154,46 @@ def unpack_tree(
     Raises:
         ValueError: The message does not add up.
     """
-    fields = unpack_record(header)
     try:
-        records: Sequence[Any] = fields["tensors"]
-        spec = fields["tree"]
-        tree, side = unflatten(spec, [_rebuild(payload, record, device) for record in records])
-        return tree, side, signature(spec[1][0], [record[0] for record in records])
+        spec, contents = _read_header(header)
+        tree, side = unflatten(spec, [_rebuild(payload, content, device) for content in contents])
+        found = signature(spec[1][0], [content.layout.dtype for content in contents])
+        return tree, side, found
     except (KeyError, TypeError, IndexError) as exc:
         raise ValueError(f"malformed header: {exc!r}") from exc
 
 
-def _rebuild(payload: torch.Tensor, record: Sequence[Any], device: torch.device) -> torch.Tensor:
-    *layout_record, codec, offset, nbytes = record
-    layout = Layout.from_record(layout_record)
-    if not (isinstance(offset, int) and isinstance(nbytes, int) and offset >= 0 and nbytes >= 0):
-        raise ValueError("a tensor without a place")
-    if codec not in CODEC_NAMES:
-        raise ValueError(f"a tensor in the unknown codec {codec!r}")
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """One tensor in a payload."""
+
+    layout: Layout
+    codec: str
+    offset: int
+    nbytes: int
+
+    @classmethod
+    def from_record(cls, record: Sequence[Any]) -> "_Content":
+        *layout_record, codec, offset, nbytes = record
+        layout = Layout.from_record(layout_record)
+        is_placed = isinstance(offset, int) and isinstance(nbytes, int)
+        if not (is_placed and offset >= 0 and nbytes >= 0):
+            raise ValueError("a tensor without a place")
+        if codec not in CODEC_NAMES:
+            raise ValueError(f"a tensor in the unknown codec {codec!r}")
+        return cls(layout, codec, offset, nbytes)
+
+
+# Where shapes stay the same, so do the headers.
+@lru_cache(maxsize=64)
+def _read_header(header: bytes) -> tuple[Any, tuple[_Content, ...]]:
+    """The tree's spec, which nobody may change, and what its tensors are."""
+    fields = unpack_record(header)
+    return fields["tree"], tuple(_Content.from_record(record) for record in fields["tensors"])
+
+
+def _rebuild(payload: torch.Tensor, content: _Content, device: torch.device) -> torch.Tensor:
+    layout, codec, offset, nbytes = content.layout, content.codec, content.offset, content.nbytes
     if offset + nbytes > payload.numel():
         raise ValueError(f"a tensor of {nbytes} bytes at {offset} in {payload.numel()} bytes")
     # Never the slot's own memory: on the CPU autograd would hold the slot until the backward.

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from geotrain.pipeline.ahead import Unpacker
 from geotrain.pipeline.edge import Edge, Neighbour
 from geotrain.pipeline.group import Group
 from geotrain.pipeline.parcel import Codecs
@@ -116,7 +117,7 @@ class Around:
         pass
 
 
-def build_line(rng, *, num_stages, ring_bytes, sizes, windows, frozen_first):
+def build_line(rng, *, num_stages, ring_bytes, sizes, windows, frozen_first, unpacker):
     wires = {}
     for boundary in range(num_stages - 1):
         for direction in (FORWARD, BACKWARD):
@@ -129,10 +130,10 @@ def build_line(rng, *, num_stages, ring_bytes, sizes, windows, frozen_first):
         up = down = None
         if index > 0:
             neighbour = Neighbour(name="up", own_name=f"r{index}", boundary=index - 1)
-            up = Edge(place, neighbour, direction=BACKWARD, codecs=codecs)
+            up = Edge(place, neighbour, direction=BACKWARD, codecs=codecs, unpacker=unpacker)
         if index < num_stages - 1:
             neighbour = Neighbour(name="down", own_name=f"r{index}", boundary=index)
-            down = Edge(place, neighbour, direction=FORWARD, codecs=codecs)
+            down = Edge(place, neighbour, direction=FORWARD, codecs=codecs, unpacker=unpacker)
         stage = FakeStage(
             rng, sizes, last=index == num_stages - 1, frozen=frozen_first and index == 0
         )
@@ -191,6 +192,7 @@ def test_no_arrival_order_deadlocks_and_windows_and_memory_hold(
     seed, num_stages, num_microbatches, ring_pages, floats, windows, rooms, frozen_first, training
 ):
     rng = random.Random(seed)
+    unpacker = Unpacker()
     wires, stages, runtimes = build_line(
         rng,
         num_stages=num_stages,
@@ -198,6 +200,7 @@ def test_no_arrival_order_deadlocks_and_windows_and_memory_hold(
         sizes=floats,
         windows=windows,
         frozen_first=frozen_first or not training,
+        unpacker=unpacker,
     )
     if not training:
         for stage in stages:
@@ -218,6 +221,7 @@ def test_no_arrival_order_deadlocks_and_windows_and_memory_hold(
             )
         )
     traces = run_line(rng, wires, runtimes)
+    unpacker.close()
     for stage, window, room, trace in zip(stages, windows, rooms, traces, strict=False):
         assert stage.most_held <= min(window, room)
         assert [f"{action.kind}{action.microbatch}" for action in trace] == stage.order
