@@ -18,6 +18,8 @@ from geotrain.transport.messages import Message
 from geotrain.transport.restoring import RestoredIn, RestoredOut
 
 Post = Callable[[Mapping[str, Any]], None]
+OnExpected = Callable[[Message, memoryview], None]
+"""Is told of an expected message and its payload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +221,10 @@ class OutStream:
             return passages
 
 
+def _nothing(message: Message, payload: memoryview) -> None:
+    """Where nothing is expected."""
+
+
 @dataclass(slots=True)
 class Received:
     """One delivered message. `payload` is the slot itself: copy it out before `release`."""
@@ -260,6 +266,8 @@ class InStream:
         self._came_s: dict[int, float] = {}
         """When each message of `_held` came."""
         self._holds: deque[Hold] = deque(maxlen=MAX_TIMES)
+        self._expected: tuple[str, int, int] | None = None
+        self._on_expected: OnExpected = _nothing
 
     def open(self, view: int) -> None:
         """Keep what came for this view already (a peer may open it first), drop the rest."""
@@ -283,11 +291,31 @@ class InStream:
                 return None
             message = self._queue.popleft()
             came_s = self._came_s.get(message.seq, time.monotonic())
+        return Received(message, self._payload(message), self._release, came_s)
+
+    def expect(self, kind: str, step: int, microbatch: int, then: OnExpected) -> None:
+        """Call `then` once a message of one part is there, at once if it is; one at a time.
+
+        It is called under the lock, often by the I/O thread, and may do no more than pass on what
+        it is given: the message as `take` returns it, and its payload, which is right until the
+        message is released.
+        """
+        with self._lock:
+            self._expected, self._on_expected = (kind, step, microbatch), then
+            for message in self._held.values():
+                if message.view == self._view:
+                    self._compare(message)
+
+    def _compare(self, message: Message) -> None:
+        key = (message.kind, message.step, message.microbatch)
+        if key == self._expected and message.num_parts == 1:
+            self._expected, then = None, self._on_expected
+            then(message, self._payload(message))
+
+    def _payload(self, message: Message) -> memoryview:
         if message.payload_bytes:
-            payload = self._memory[message.start : message.start + message.payload_bytes]
-        else:
-            payload = memoryview(message.inline)
-        return Received(message, payload, self._release, came_s)
+            return self._memory[message.start : message.start + message.payload_bytes]
+        return memoryview(message.inline)
 
     @property
     def delivered_view(self) -> int:
@@ -326,6 +354,7 @@ class InStream:
         self._came_s[message.seq] = time.monotonic()
         if message.view == self._view:
             self._queue.append(message)
+            self._compare(message)
         elif message.view == board_view:
             self._early.append(message)
         else:
