@@ -60,7 +60,7 @@ def _do(call: Callable[[], Unpacked], future: "Future[Unpacked]") -> None:
     if future.set_running_or_notify_cancel():
         try:
             future.set_result(call())
-        except BaseException as exc:
+        except BaseException as exc:  # raised where the result is asked for
             future.set_exception(exc)
 
 

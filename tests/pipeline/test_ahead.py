@@ -1,0 +1,153 @@
+"""What an edge takes next is unpacked before it is asked for: one message, and no more."""
+
+import threading
+
+import pytest
+import torch
+
+from geotrain.pipeline.ahead import Ahead, Unpacker
+from geotrain.pipeline.parcel import Codecs, pack_tree
+from geotrain.transport.attachment_streams import InStream
+from geotrain.transport.messages import Message
+
+CPU = torch.device("cpu")
+RAW = Codecs(activations="none", gradients="none")
+VIEW = 3
+
+
+class Receiver:
+    """One stream into this rank, with messages of one float each, or of a broken header."""
+
+    def __init__(self, unpacker):
+        self.memory = bytearray(4096)
+        self.stream = InStream(
+            stream=1, memory=memoryview(self.memory), lock=threading.RLock(), post=lambda _: None
+        )
+        self.stream.open(VIEW)
+        self.ahead = Ahead(self.stream, unpacker)
+        self._seq = 0
+
+    def deliver(self, microbatch, *, num_parts=1, header=None):
+        parcel = pack_tree(torch.tensor([microbatch]), None, role="activation", codecs=RAW)
+        start = self._seq * 64
+        payload = torch.frombuffer(self.memory, dtype=torch.uint8)
+        parcel.copy_range(0, payload[start : start + parcel.payload_bytes])
+        message = Message(
+            stream=1,
+            view=VIEW,
+            seq=self._seq,
+            kind="forward",
+            step=1,
+            microbatch=microbatch,
+            part=0,
+            num_parts=num_parts,
+            header=parcel.header if header is None else header,
+            payload_bytes=parcel.payload_bytes,
+            start=start,
+            inline=b"",
+            hints=(),
+        )
+        self._seq += 1
+        self.stream.on_delivered(message, board_view=VIEW)
+        return message
+
+    def expect(self, microbatch, *, device=CPU):
+        self.ahead.expect("forward", 1, microbatch, device=device)
+
+
+@pytest.fixture
+def unpacker():
+    unpacker = Unpacker()
+    yield unpacker
+    unpacker.close()
+
+
+@pytest.fixture
+def receiver(unpacker):
+    return Receiver(unpacker)
+
+
+def finish(unpacker):
+    """Until everything submitted so far is done."""
+    unpacker.submit(lambda: (None, None, "")).result(timeout=10)
+
+
+@pytest.mark.parametrize("comes_first", [True, False])
+def test_an_expected_message_is_unpacked_whether_it_is_there_or_comes(
+    receiver, unpacker, comes_first
+):
+    if comes_first:
+        message = receiver.deliver(4)
+        receiver.expect(4)
+    else:
+        receiver.expect(4)
+        receiver.deliver(9)
+        message = receiver.deliver(4)
+    finish(unpacker)
+    receiver.memory[:] = bytes(4096)  # what is handed out lies elsewhere by then
+    tree, side, signature = receiver.ahead.take(message)
+    assert (tree.item(), side, signature) == (4, None, "int64")
+    assert receiver.ahead.take(message) is None
+
+
+def test_a_message_that_is_in_hand_already_is_unpacked_too(receiver, unpacker):
+    message = receiver.deliver(0)
+    received = receiver.stream.take()
+    receiver.expect(0)
+    finish(unpacker)
+    assert receiver.ahead.take(message)[0].item() == 0
+    received.release()
+
+
+def test_one_message_at_a_time_and_another_is_left_to_who_takes_it(receiver, unpacker):
+    receiver.expect(1)
+    other, expected = receiver.deliver(0), receiver.deliver(1)
+    again = receiver.deliver(1)
+    finish(unpacker)
+    assert receiver.ahead.take(other) is None
+    assert receiver.ahead.take(expected) is None, "given up with the first question"
+    assert receiver.ahead.take(again) is None
+
+
+def test_what_is_expected_no_more_is_not_handed_out(receiver, unpacker):
+    receiver.expect(1)
+    message = receiver.deliver(1)
+    receiver.expect(2)
+    assert receiver.ahead.take(message) is None
+
+
+def test_a_part_of_a_larger_message_and_other_devices_are_left_alone(receiver, unpacker):
+    receiver.expect(0)
+    part = receiver.deliver(0, num_parts=2)
+    receiver.expect(1, device=torch.device("meta"))
+    elsewhere = receiver.deliver(1)
+    assert receiver.ahead.take(part) is None
+    assert receiver.ahead.take(elsewhere) is None
+
+
+def test_a_malformed_message_fails_where_it_is_taken(receiver, unpacker):
+    receiver.expect(0)
+    message = receiver.deliver(0, header=b"\xc1")
+    finish(unpacker)
+    with pytest.raises(ValueError, match="not a msgpack map"):
+        receiver.ahead.take(message)
+
+
+def test_a_task_that_waits_behind_another_is_done_by_who_needs_it(receiver, unpacker):
+    blocked = threading.Event()
+    blocker = unpacker.submit(lambda: blocked.wait(10))
+    receiver.expect(0)
+    message = receiver.deliver(0)
+    assert receiver.ahead.take(message) is None
+    blocked.set()
+    assert blocker.result(timeout=10)
+
+
+def test_close_ends_the_thread():
+    unpacker = Unpacker()
+    unpacker.close()
+    before = threading.active_count()
+    finish(unpacker)
+    assert threading.active_count() == before + 1
+    unpacker.close()
+    assert threading.active_count() == before
