@@ -397,7 +397,7 @@ def test_status_page_stays_on_loopback(tmp_path):
 @pytest.mark.parametrize(
     "url",
     ["10.0.0.1:7070", "http://", "http://h", "http://h:0", "http://h:99999", "http://u@h:1",
-     "http://h:1/x", "http://h:1/?q", "ftp://h:1", "http://[::1:70", "http://a..b:1",
+     "http://h:1/x", "http://h:1/?q", "ftp://h:1", "HTTP://h:1", "http://[::1:70", "http://a..b:1",
      "http://exa mple:1", "http://h\\n:1", f"http://{'h' * 64}:1", f"http://{'h.' * 150}h:1"],
 )  # fmt: skip
 def test_url_that_cannot_be_dialled(tmp_path, url):

@@ -99,8 +99,8 @@ async def dial(
                     raise DialError(await _answer(response))
                 names = names_of(_certificate(response.connection))
                 if tls is not None and to not in names:
+                    # OpenSSL compares without regard to case.
                     response.close()
-                    # OpenSSL takes small letters for great ones.
                     raise DialError(other_name(url, to, names))
         except TimeoutError as exc:
             raise DialError(f"no answer from {url} within {timeout_s:g} s") from exc
@@ -270,7 +270,7 @@ def _dial_reason(url: str, to: str, tls: Tls | None, exc: Exception) -> str:
             return turned_away(url, to, tls)
     elif isinstance(exc, aiohttp.ServerDisconnectedError | ConnectionResetError):
         return (
-            f"{url} closed the connection without an answer, as a daemon does that speaks TLS; "
-            "then this site needs [site.tls] and an https:// url, too"
+            f"{url} closed the connection without an answer; if it speaks TLS, this site needs "
+            "[site.tls] and an https:// url, too"
         )
     return printable(f"{url}: {exc or type(exc).__name__}")

@@ -112,9 +112,9 @@ def failure(error: ssl.SSLError, *, url: str, to: str, tls: Tls) -> str:
 def turned_away(url: str, to: str, tls: Tls) -> str:
     """TLS 1.3 checks a client last, and who is refused sees little more than the end."""
     return (
-        f"the daemon at {url} ended the connection without an answer, as it does where it refuses "
-        f"{tls.files.certificate}; the log of region {to}'s daemon says why (mostly its "
-        "site.tls.authority is another one)"
+        f"the daemon at {url} ended the connection without an answer; if it refuses "
+        f"{tls.files.certificate}, the log of region {to}'s daemon says why (its "
+        "site.tls.authority may be another one)"
     )
 
 

@@ -239,7 +239,9 @@ async def test_plain_and_tls_that_meet_are_told_apart(ends, caplog):
         assert "does not speak TLS 1.3 (or no TLS at all)" in told
     async with listening(b) as port:
         told = await refusal(f"http://127.0.0.1:{port}", None)
-        assert told.endswith("this site needs [site.tls] and an https:// url, too")
+        assert told.endswith(
+            "if it speaks TLS, this site needs [site.tls] and an https:// url, too"
+        )
     assert "it speaks no TLS" in caplog.text
 
 
