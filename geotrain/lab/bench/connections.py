@@ -1,4 +1,4 @@
-"""The TCP connections of this process, as the kernel knows them: their control and their repeats.
+"""The TCP connections of this process, as the kernel knows them: their repeats.
 
 By descriptor, whoever opened them, so that a measurement needs nothing of what it measures.
 """
@@ -40,11 +40,6 @@ _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 def _descriptors() -> list[Path]:
     folder = Path("/proc/self/fd")
     return list(folder.iterdir()) if folder.exists() else []
-
-
-def congestion_of(sock: socket.socket) -> str:
-    name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-    return name.rstrip(b"\0").decode("ascii", errors="replace")
 
 
 def retransmitted_bytes(sock: socket.socket) -> int | None:
