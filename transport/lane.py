@@ -21,11 +21,12 @@ from geotrain.transport.workers import ChunkWorkers
 SLICE_BYTES = 256 * 1024
 """Python 3.11 copies what the kernel does not take at once, so never offer it much more."""
 MIN_MEASURED_BYTES = 4 * 1024
-"""Smaller reads are control frames, and say nothing of the rate."""
+"""Smaller reads are mostly control frames, and say nothing of the rate."""
 JOINED_BYTES = 16 * 1024
 """Of a chunk, written together with its header; and of control frames that are due together."""
-AHEAD_BYTES = 16 * 1024
-"""Of control frames, read at once: one a turn of the loop is too few while bulk lanes are busy."""
+AHEAD_BYTES = 32 * 1024
+"""Read at once where less than that is wanted: a header by itself and what follows it would take
+two turns of the loop, and with many busy lanes a turn is long."""
 MAX_DECODING_BYTES = 16 << 20
 """Above it reading pauses, until half of it is left."""
 CLOSE_TIMEOUT_S = 2.0
@@ -75,6 +76,8 @@ class Lane:
         self._ahead = memoryview(b"")
         self._reads_ahead = False
         """Whether the buffer that was asked for last is `_ahead`."""
+        self._left = memoryview(b"")
+        """Read ahead and not handed on, since the chunk before it is held."""
         self._timer: asyncio.TimerHandle | None = None
         self._close_timer: asyncio.TimerHandle | None = None
         self._carrier_closing = False
@@ -88,8 +91,8 @@ class Lane:
 
     def get_buffer(self, sizehint: int) -> memoryview:
         room = self.protocol.get_buffer()
-        # On the control lane nothing is ever held, so all that was read can be handed on at once.
-        self._reads_ahead = self.protocol.state is State.OPEN and room.nbytes < AHEAD_BYTES
+        is_open = self.protocol.state in (State.OPEN, State.BULK)
+        self._reads_ahead = is_open and room.nbytes < AHEAD_BYTES
         if not self._reads_ahead:
             return room
         if not self._ahead:
@@ -98,26 +101,28 @@ class Lane:
 
     def buffer_updated(self, nbytes: int) -> None:
         now = self._loop.time()
-        if self._reads_ahead:
-            if self._hand_on(self._ahead[:nbytes], now):
-                self.collect_events()
-            return
         if nbytes >= MIN_MEASURED_BYTES:
             self.received.on_bytes(nbytes, now=now)
-        if self.protocol.buffer_updated(nbytes, now=now):
+        if self._reads_ahead:
+            self._left = self._ahead[:nbytes]
+            found = self._hand_on(now)
+        else:
+            found = self.protocol.buffer_updated(nbytes, now=now)
+        if found:
             self.collect_events()
         elif self.protocol.held:
             self._pause_or_resume()
 
-    def _hand_on(self, data: memoryview, now: float) -> bool:
-        """Give the protocol bytes that lie elsewhere; whether there may be something in outputs."""
+    def _hand_on(self, now: float) -> bool:
+        """Give the protocol what was read ahead; returns whether there may be something in its
+        outputs."""
         found = False
-        while data:
+        while self._left and not self.protocol.held:
             room = self.protocol.get_buffer()
-            taken = min(room.nbytes, data.nbytes)
-            room[:taken] = data[:taken]
+            taken = min(room.nbytes, self._left.nbytes)
+            # It moves before the protocol has it: what is left belongs to what follows.
+            room[:taken], self._left = self._left[:taken], self._left[taken:]
             found = self.protocol.buffer_updated(taken, now=now) or found
-            data = data[taken:]
         return found
 
     def pause_writing(self) -> None:
@@ -172,6 +177,7 @@ class Lane:
     def retry_held(self) -> None:
         """The MESSAGE that a chunk here waits for may have come (P-19)."""
         if self.protocol.held and self.protocol.retry_chunk():
+            self._hand_on(self._loop.time())
             self.collect_events()
 
     def view_closed(self) -> None:
