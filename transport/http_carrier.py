@@ -18,7 +18,7 @@ import ssl
 from typing import TYPE_CHECKING
 
 from geotrain.transport.carrier import KernelCounts, Receiver
-from geotrain.transport.congestion import InForce, choose_congestion
+from geotrain.transport.congestion import FOR_CONTROL, InForce, choose_congestion
 from geotrain.transport.estimator import unsent_bytes
 from geotrain.transport.tcp import pace, read_counts
 
@@ -89,6 +89,10 @@ class HttpCarrier(asyncio.BufferedProtocol):
 
     def pace(self, rate_bytes_per_s: float) -> None:
         pace(self._socket, rate_bytes_per_s)
+
+    def carry(self, *, bulk: bool) -> None:
+        if self.congestion and self._socket.fileno() >= 0:
+            choose_congestion(self._socket, self.congestion if bulk else FOR_CONTROL)
 
     def counts(self) -> KernelCounts | None:
         return read_counts(self._socket)

@@ -138,6 +138,25 @@ async def test_each_end_has_the_congestion_control_that_it_asked_for(way):
         await link_server.close()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets programs choose")
+async def test_a_connection_of_control_records_alone_is_not_under_the_control_of_bulk(way, server):
+    async with way.dial(server, congestion="reno") as carrier:
+        carrier.start(Recorder())
+
+        def in_force() -> bytes:
+            raw = carrier._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+            return raw.rstrip(b"\0")
+
+        found = [in_force()]
+        for bulk in (False, True):
+            carrier.carry(bulk=bulk)
+            found.append(in_force())
+        assert found == [b"reno", b"cubic", b"reno"]
+        assert carrier.congestion == "reno"  # what bulk would have here
+    await carrier.closed.wait()
+    carrier.carry(bulk=False)  # too late, and no error
+
+
 async def test_end_of_one_side_is_told_to_the_other(way, server):
     async with way.dial(server) as carrier:
         end = Recorder()
