@@ -13,6 +13,7 @@ from geotrain.lab.certificates import Authority
 from geotrain.transport import http, tls_arrivals
 from geotrain.transport.carrier import DialError
 from geotrain.transport.http import LinkServer, dial
+from geotrain.transport.http_carrier import HttpCarrier
 from geotrain.transport.tls import Tls, TlsFilesError, load_tls
 
 DEADLINE_S = 10.0
@@ -334,3 +335,23 @@ async def test_a_byte_that_is_changed_on_the_way_ends_the_connection(ends):
         middle.close()
         await middle.wait_closed()
         await server.close()
+
+
+async def lose(transport: asyncio.Transport) -> None:
+    """End the TCP connection below; asyncio's TLS tells of it in a later turn than this one."""
+    tls = transport._ssl_protocol
+    tls._transport.abort()
+    async with asyncio.timeout(DEADLINE_S):
+        while tls._transport is not None:
+            await asyncio.sleep(0)
+
+
+async def test_a_connection_that_goes_as_it_is_handed_over_is_no_lane(ends):
+    a, b = ends
+    async with listening(b) as port:
+        transport, protocol = await asyncio.get_running_loop().create_connection(
+            asyncio.Protocol, "127.0.0.1", port, ssl=a.client, server_hostname="b"
+        )
+        await lose(transport)
+        with pytest.raises(ConnectionResetError):
+            HttpCarrier(transport, protocol, congestion="auto")
