@@ -78,6 +78,8 @@ class HttpCarrier(asyncio.BufferedProtocol):
 
     def expect_rate(self, rate_bytes_per_s: float | None) -> None:
         connection = self._socket
+        if connection.fileno() < 0:
+            return  # With TLS the socket is closed a turn before the lane hears of it.
         if hasattr(socket, "TCP_NOTSENT_LOWAT") and connection.family != socket.AF_UNIX:
             wanted = unsent_bytes(rate_bytes_per_s)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, wanted)

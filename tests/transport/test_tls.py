@@ -355,3 +355,20 @@ async def test_a_connection_that_goes_as_it_is_handed_over_is_no_lane(ends):
         await lose(transport)
         with pytest.raises(ConnectionResetError):
             HttpCarrier(transport, protocol, congestion="auto")
+
+
+async def test_a_lane_whose_connection_has_just_gone_is_tuned_without_an_error(ends):
+    """The estimators ask all lanes in one turn: one that raised would end that for the others."""
+    a, b = ends
+    async with listening(b) as port:
+        ear = Ear()
+        async with dial(
+            f"https://127.0.0.1:{port}", region="a", to="b", timeout_s=5.0, tls=a
+        ) as carrier:
+            carrier.start(ear)
+            await lose(carrier._transport)
+            assert ear.reason is None, "the lane has not heard of it yet"
+            carrier.expect_rate(1e6)
+            carrier.pace(1e6)
+            assert carrier.counts() is None
+            await ear.until(lambda: ear.reason is not None)
