@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import os
 import shutil
 import ssl
 from contextlib import asynccontextmanager
@@ -67,6 +68,16 @@ def test_files_that_cannot_be_read_are_named(folder, good, key):
     empty = dataclasses.replace(good, **{key: folder / "empty.pem"})
     wanted = "PRIVATE KEY" if key == "key" else "CERTIFICATE"
     assert problem(empty) == (key, f"must be a PEM file with a {wanted} in it")
+
+
+@pytest.mark.parametrize("key", ["certificate", "key", "authority"])
+def test_nothing_waits_for_what_is_no_file(folder, good, key):
+    pipe = folder / f"{key}.pipe"
+    os.mkfifo(pipe)
+    found = problem(dataclasses.replace(good, **{key: pipe}))
+    assert found == (key, "must be a file; a pipe or a device cannot be read twice")
+    found = problem(dataclasses.replace(good, **{key: folder / "zero\0.pem"}))
+    assert found == (key, "must not hold a zero byte")
 
 
 def test_files_that_do_not_fit_together_are_named(folder, authority, other, good):
