@@ -519,3 +519,12 @@ def test_socket_given_too_long_is_refused(tmp_path):
 def test_socket_that_cannot_be_one_is_refused(tmp_path, socket, text):
     found = problems(tmp_path, RUN + SITE + f'socket = "{socket}"')
     assert text in found["site.socket"].allowed
+
+
+def test_a_home_of_nobody_is_told_for_every_path(tmp_path):
+    nobody = "~no-such-user-at-all/x"
+    table = "".join(f'{key} = "{nobody}"\n' for key in ("certificate", "key", "authority"))
+    text = RUN + SITE + f'plan_log = "{nobody}"\n[site.tls]\n{table}'
+    found = problems(tmp_path, text)
+    assert set(found) == {"site.plan_log", *(f"site.tls.{key}" for key in table.split()[::3])}
+    assert all("user that this machine does not have" in each.allowed for each in found.values())

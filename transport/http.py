@@ -225,7 +225,10 @@ class LinkServer:
         if transport is None:
             return web.Response(status=400)
         assert isinstance(transport, asyncio.Transport)
-        carrier = HttpCarrier(transport, request.protocol, congestion=self._congestion)
+        try:
+            carrier = HttpCarrier(transport, request.protocol, congestion=self._congestion)
+        except ConnectionResetError:
+            return web.Response(status=400)  # Nobody is there to read it.
         self._carriers.add(carrier)
         try:
             carrier.write(_RESPONSE.encode("ascii"))
@@ -242,7 +245,10 @@ def _take_over(response: aiohttp.ClientResponse, url: str, congestion: str) -> H
     if connection is None or connection.transport is None or connection.protocol is None:
         raise DialError(f"{url} closed the connection as it was handed over")
     assert isinstance(connection.transport, asyncio.Transport)
-    return HttpCarrier(connection.transport, connection.protocol, congestion=congestion)
+    try:
+        return HttpCarrier(connection.transport, connection.protocol, congestion=congestion)
+    except ConnectionResetError as exc:
+        raise DialError(f"{url} closed the connection as it was handed over") from exc
 
 
 async def _answer(response: aiohttp.ClientResponse) -> str:

@@ -34,6 +34,7 @@ class HttpCarrier(asyncio.BufferedProtocol):
     def __init__(
         self, transport: asyncio.Transport, replaced: asyncio.BaseProtocol, *, congestion: str
     ) -> None:
+        """Raises ConnectionResetError where the connection is gone already."""
         self._transport = transport
         self._tcp = _below(transport)
         self._replaced = replaced
@@ -83,6 +84,8 @@ class HttpCarrier(asyncio.BufferedProtocol):
 
     def expect_rate(self, rate_bytes_per_s: float | None) -> None:
         connection = self._socket
+        if connection.fileno() < 0:
+            return  # With TLS the socket is closed a turn before the lane hears of it.
         if hasattr(socket, "TCP_NOTSENT_LOWAT") and connection.family != socket.AF_UNIX:
             wanted = unsent_bytes(rate_bytes_per_s)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, wanted)
@@ -221,10 +224,16 @@ def address(peername: object) -> str:
 
 
 def _below(transport: asyncio.Transport) -> asyncio.Transport:
-    """The TCP transport; asyncio has no public way from a TLS transport to it (3.11 to 3.14)."""
+    """The TCP transport; asyncio has no public way from a TLS transport to it (3.11 to 3.14).
+
+    Raises:
+        ConnectionResetError: It is gone, of which asyncio's TLS tells a turn late.
+    """
     if transport.get_extra_info("ssl_object") is None:
         return transport
     tcp = transport._ssl_protocol._transport  # type: ignore[attr-defined]
+    if tcp is None:
+        raise ConnectionResetError
     assert isinstance(tcp, asyncio.Transport)
     return tcp
 

@@ -141,9 +141,13 @@ def reason_of(error: ssl.SSLError) -> str:
 
 def _read(path: Path, key: FileKey, *, needs: str) -> str:
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise TlsFilesError(key, "must be a file; a pipe or a device cannot be read twice")
         text = path.read_text(encoding="ascii", errors="replace")
     except OSError as error:
         raise TlsFilesError(key, f"cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise TlsFilesError(key, "must not hold a zero byte") from error
     if f"{needs}-----" not in text:
         raise TlsFilesError(key, f"must be a PEM file with a {needs} in it")
     return text
