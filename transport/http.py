@@ -279,4 +279,12 @@ def _dial_reason(url: str, to: str, tls: Tls | None, exc: Exception) -> str:
             f"{url} closed the connection without an answer; if it speaks TLS, this site needs "
             "[site.tls] and an https:// url, too"
         )
+    if isinstance(exc, aiohttp.ClientConnectorError):
+        # aiohttp's own text has an SSLContext's address in memory in it.
+        if isinstance(exc.os_error, ConnectionResetError):
+            return (
+                f"{url} reset the connection as it began, as a daemon does to whose port too many "
+                "connect at once, or a firewall on the way"
+            )
+        return printable(f"{url} cannot be reached: {exc.strerror or exc.os_error}")
     return printable(f"{url}: {exc or type(exc).__name__}")

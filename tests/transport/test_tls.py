@@ -285,6 +285,16 @@ async def test_silence_and_crowds_before_the_handshake_are_turned_away(ends, mon
     assert caplog.records == []
 
 
+async def test_a_crowd_at_the_peers_port_is_told_in_words(ends, monkeypatch):
+    a, b = ends
+    monkeypatch.setattr(tls_arrivals, "MAX_HANDSHAKES", 0)
+    async with listening(b) as port:
+        url = f"https://127.0.0.1:{port}"
+        for _ in range(5):  # whether the end comes before or after the first word is chance
+            told = await refusal(url, a)
+            assert told.startswith(f"{url} reset the connection as it began, as a daemon does")
+
+
 async def test_a_server_that_closes_leaves_no_handshake_behind(ends):
     _, b = ends
     async with listening(b) as port:
