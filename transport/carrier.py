@@ -9,6 +9,14 @@ from typing import Protocol
 class DialError(Exception):
     """No connection to the peer came about; the text says why, for people."""
 
+    def __init__(self, reason: str, *, is_lasting: bool = False) -> None:
+        """
+        Args:
+            is_lasting: Somebody has to mend something; trying again alone will not do.
+        """
+        super().__init__(reason)
+        self.is_lasting = is_lasting
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelCounts:

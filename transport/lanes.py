@@ -212,7 +212,7 @@ class Lanes:
                     async with dial() as carrier:
                         await self._run_dialled(carrier)
                 except DialError as exc:
-                    self.state.set("down", str(exc))
+                    self.state.set("down", str(exc), is_lasting=exc.is_lasting)
             # A pause between tries, not a wait for anything.
             refused = self.state.state == "refused"
             await asyncio.sleep(LONGEST_S if refused else self._backoff.next_delay_s())

@@ -651,6 +651,22 @@ async def test_failing_dials_are_reported_once_per_reason(caplog):
     assert lines[:2] == [f"{waiting} refused", f"{waiting} timed out"]
 
 
+async def test_what_somebody_must_mend_is_a_warning_at_once(caplog):
+    caplog.set_level(logging.INFO, logger="geotrain.transport.link_state")
+
+    @asynccontextmanager
+    async def dial():
+        raise DialError("its certificate has expired; renew it", is_lasting=True)
+        yield  # a context manager needs one
+
+    site = Site("a", dial=dial)
+    async with running(site):
+        await site.until(lambda: len(site.states) == 1)
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.message == "! link to b: its certificate has expired; renew it"
+
+
 async def test_view_that_cannot_resume_fails_by_name():
     async with in_memory() as (a, b, carriers):
         a.open_view()
