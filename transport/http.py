@@ -99,8 +99,8 @@ async def dial(
                     raise DialError(await _answer(response))
                 names = names_of(_certificate(response.connection))
                 if tls is not None and to not in names:
+                    # OpenSSL compares without regard to case.
                     response.close()
-                    # OpenSSL takes small letters for great ones.
                     raise DialError(other_name(url, to, names))
         except TimeoutError as exc:
             raise DialError(f"no answer from {url} within {timeout_s:g} s") from exc
@@ -225,7 +225,10 @@ class LinkServer:
         if transport is None:
             return web.Response(status=400)
         assert isinstance(transport, asyncio.Transport)
-        carrier = HttpCarrier(transport, request.protocol, congestion=self._congestion)
+        try:
+            carrier = HttpCarrier(transport, request.protocol, congestion=self._congestion)
+        except ConnectionResetError:
+            return web.Response(status=400)  # Nobody is there to read it.
         self._carriers.add(carrier)
         try:
             carrier.write(_RESPONSE.encode("ascii"))
@@ -242,7 +245,10 @@ def _take_over(response: aiohttp.ClientResponse, url: str, congestion: str) -> H
     if connection is None or connection.transport is None or connection.protocol is None:
         raise DialError(f"{url} closed the connection as it was handed over")
     assert isinstance(connection.transport, asyncio.Transport)
-    return HttpCarrier(connection.transport, connection.protocol, congestion=congestion)
+    try:
+        return HttpCarrier(connection.transport, connection.protocol, congestion=congestion)
+    except ConnectionResetError as exc:
+        raise DialError(f"{url} closed the connection as it was handed over") from exc
 
 
 async def _answer(response: aiohttp.ClientResponse) -> str:
@@ -270,7 +276,7 @@ def _dial_reason(url: str, to: str, tls: Tls | None, exc: Exception) -> str:
             return turned_away(url, to, tls)
     elif isinstance(exc, aiohttp.ServerDisconnectedError | ConnectionResetError):
         return (
-            f"{url} closed the connection without an answer, as a daemon does that speaks TLS; "
-            "then this site needs [site.tls] and an https:// url, too"
+            f"{url} closed the connection without an answer; if it speaks TLS, this site needs "
+            "[site.tls] and an https:// url, too"
         )
     return printable(f"{url}: {exc or type(exc).__name__}")
