@@ -593,6 +593,26 @@ async def test_bulk_lane_that_goes_silent_is_given_up_and_its_chunks_go_over_the
         assert a.link.stats()["lanes_opened"] == 1 and a.link.stats()["bulk_lanes_opened"] == 3
 
 
+async def test_chunks_read_ahead_behind_one_that_is_held_wait_with_it():
+    async with in_memory(num_lanes=1) as (a, b, carriers):
+        await _lanes_there(a, b, 1)
+        a.open_view()
+        b.open_view()
+        await a.until(lambda: a.link.lanes.bulk.open[1].protocol.carries_chunks)
+        control = carriers[0]._other
+        control.pause_reading()  # the messages' headers do not reach b
+        payloads = [bytes([number]) * 3000 for number in range(40)]
+        for payload in payloads:
+            a.offer(payload)
+        bulk = b.link.lanes.bulk.open[1]
+        async with asyncio.timeout(DEADLINE_S):
+            while not (bulk.protocol.held and bulk._left):
+                await asyncio.sleep(0)
+        control.resume_reading()
+        await a.until(lambda: len(a.acked) == 40)
+        assert b.delivered == payloads
+
+
 async def test_lane_that_takes_no_chunks_is_not_asked_over_and_over():
     async with in_memory(num_lanes=2) as (a, b, _):
         await _lanes_there(a, b, 2)
