@@ -383,6 +383,7 @@ def load_config(path: str | os.PathLike[str]) -> Config:
         raise ConfigError(problems)
     config._path = site_file
     _check_socket(config)
+    _check_homes(config)
     return config
 
 
@@ -417,3 +418,22 @@ def _check_socket(config: Config) -> None:
         raise ConfigError(
             [Problem(file=str(config.path), key="site.socket", value=value, allowed=allowed)]
         )
+
+
+def _check_homes(config: Config) -> None:
+    """Of every path that is looked for later; `_check_socket` has its own."""
+    run, site = config.run, config.site
+    paths = {"run.plan.replay": run.plan.replay, "site.plan_log": site.plan_log}
+    if site.tls is not None:
+        paths |= {f"site.tls.{key}": path for key, path in site.tls}
+    problems = []
+    for key, path in paths.items():
+        try:
+            Path(path or "").expanduser()
+        except RuntimeError:  # pathlib's word for a "~name" of nobody
+            allowed = "names the home of a user that this machine does not have"
+            problems.append(
+                Problem(file=str(config.path), key=key, value=str(path), allowed=allowed)
+            )
+    if problems:
+        raise ConfigError(problems)

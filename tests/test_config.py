@@ -397,7 +397,7 @@ def test_status_page_stays_on_loopback(tmp_path):
 @pytest.mark.parametrize(
     "url",
     ["10.0.0.1:7070", "http://", "http://h", "http://h:0", "http://h:99999", "http://u@h:1",
-     "http://h:1/x", "http://h:1/?q", "ftp://h:1", "http://[::1:70", "http://a..b:1",
+     "http://h:1/x", "http://h:1/?q", "ftp://h:1", "HTTP://h:1", "http://[::1:70", "http://a..b:1",
      "http://exa mple:1", "http://h\\n:1", f"http://{'h' * 64}:1", f"http://{'h.' * 150}h:1"],
 )  # fmt: skip
 def test_url_that_cannot_be_dialled(tmp_path, url):
@@ -519,3 +519,12 @@ def test_socket_given_too_long_is_refused(tmp_path):
 def test_socket_that_cannot_be_one_is_refused(tmp_path, socket, text):
     found = problems(tmp_path, RUN + SITE + f'socket = "{socket}"')
     assert text in found["site.socket"].allowed
+
+
+def test_a_home_of_nobody_is_told_for_every_path(tmp_path):
+    nobody = "~no-such-user-at-all/x"
+    table = "".join(f'{key} = "{nobody}"\n' for key in ("certificate", "key", "authority"))
+    text = RUN + SITE + f'plan_log = "{nobody}"\n[site.tls]\n{table}'
+    found = problems(tmp_path, text)
+    assert set(found) == {"site.plan_log", *(f"site.tls.{key}" for key in table.split()[::3])}
+    assert all("user that this machine does not have" in each.allowed for each in found.values())

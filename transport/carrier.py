@@ -9,6 +9,14 @@ from typing import Protocol
 class DialError(Exception):
     """No connection to the peer came about; the text says why, for people."""
 
+    def __init__(self, reason: str, *, is_lasting: bool = False) -> None:
+        """
+        Args:
+            is_lasting: Somebody has to mend something; trying again alone will not do.
+        """
+        super().__init__(reason)
+        self.is_lasting = is_lasting
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelCounts:
@@ -50,7 +58,7 @@ class Carrier(Protocol):
 
     @property
     def congestion(self) -> str:
-        """The kernel's congestion control for this connection, or "" where there is none."""
+        """The kernel's control of this connection's bulk, or "" where there is none."""
 
     @property
     def congestion_refused(self) -> str:
@@ -74,6 +82,9 @@ class Carrier(Protocol):
 
     def pace(self, rate_bytes_per_s: float) -> None:
         """Send no faster than this, where the kernel can see to it; `math.inf`: as it likes."""
+
+    def carry(self, *, bulk: bool) -> None:
+        """From now on bulk too, as a connection does at first; or control records alone."""
 
     def counts(self) -> KernelCounts | None:
         """None where the kernel does not tell."""

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 
 AUTO = "auto"
 """BBR where the kernel lets us have it, else what it gives; never worth a word."""
+FOR_CONTROL = "cubic"
+"""For a connection that carries control records alone. Every ten seconds BBR lets no more than four
+packets be under way for 200 ms, to see the path without a queue: what is sent then waits for a
+round trip. That few and small records come soon needs no estimate of the path's rate."""
 _NAME_BYTES = 16
 """The kernel's own limit (TCP_CA_NAME_MAX)."""
 

@@ -53,6 +53,9 @@ class FakeCarrier:
     def pace(self, rate_bytes_per_s: float) -> None:
         """Memory has no rate."""
 
+    def carry(self, *, bulk: bool) -> None:
+        """Memory delays neither."""
+
     def counts(self) -> KernelCounts | None:
         return None
 

@@ -26,7 +26,7 @@ from aiohttp.typedefs import Handler
 
 from geotrain.transport.carrier import Carrier, DialError
 from geotrain.transport.congestion import AUTO
-from geotrain.transport.http_carrier import HttpCarrier
+from geotrain.transport.http_carrier import HttpCarrier, address
 from geotrain.transport.messages import MAX_NAME_CHARS, printable
 from geotrain.transport.tls import Tls, failure, names_of, other_name, turned_away
 from geotrain.transport.tls_arrivals import TlsArrivals
@@ -75,7 +75,8 @@ async def dial(
     assert (tls is not None) == url.startswith("https:"), "the config sees to it"
     if tls is not None and time.time() > tls.not_after_s:
         raise DialError(
-            f"{tls.files.certificate} expired on {tls.ends}; renew it, then start again"
+            f"{tls.files.certificate} expired on {tls.ends}; renew it, then start again",
+            is_lasting=True,
         )
     headers = {
         "Connection": "Upgrade",
@@ -96,16 +97,17 @@ async def dial(
                     server_hostname=to if tls is not None else None,
                 )
                 if response.status != 101:
-                    raise DialError(await _answer(response))
+                    refuses = response.status in (403, 426)
+                    raise DialError(await _answer(response), is_lasting=refuses)
                 names = names_of(_certificate(response.connection))
                 if tls is not None and to not in names:
+                    # OpenSSL compares without regard to case.
                     response.close()
-                    # OpenSSL takes small letters for great ones.
-                    raise DialError(other_name(url, to, names))
+                    raise DialError(other_name(url, to, names), is_lasting=True)
         except TimeoutError as exc:
             raise DialError(f"no answer from {url} within {timeout_s:g} s") from exc
         except (aiohttp.ClientError, OSError, ValueError) as exc:
-            raise DialError(_dial_reason(url, to, tls, exc)) from exc
+            raise _dial_error(url, to, tls, exc) from exc
         carrier = _take_over(response, url, congestion)
         try:
             yield carrier
@@ -216,8 +218,11 @@ class LinkServer:
         if self._tls is not None:
             names = names_of(_certificate(request))
             if region not in names:
-                text = f"the certificate names {', '.join(names) or 'nothing'}, not {region!r}\n"
-                return web.Response(status=403, text=text)
+                text = f"the certificate names {', '.join(names) or 'nothing'}, not {region!r}"
+                if self._arrivals is not None and request.transport is not None:
+                    who = address(request.transport.get_extra_info("peername"))
+                    self._arrivals.tell(who, printable(text))
+                return web.Response(status=403, text=text + "\n")
         link = self._links(region)
         if link is None:
             return web.Response(status=403, text=f"region {region!r} is no peer of this daemon\n")
@@ -225,7 +230,10 @@ class LinkServer:
         if transport is None:
             return web.Response(status=400)
         assert isinstance(transport, asyncio.Transport)
-        carrier = HttpCarrier(transport, request.protocol, congestion=self._congestion)
+        try:
+            carrier = HttpCarrier(transport, request.protocol, congestion=self._congestion)
+        except ConnectionResetError:
+            return web.Response(status=400)  # Nobody is there to read it.
         self._carriers.add(carrier)
         try:
             carrier.write(_RESPONSE.encode("ascii"))
@@ -242,7 +250,10 @@ def _take_over(response: aiohttp.ClientResponse, url: str, congestion: str) -> H
     if connection is None or connection.transport is None or connection.protocol is None:
         raise DialError(f"{url} closed the connection as it was handed over")
     assert isinstance(connection.transport, asyncio.Transport)
-    return HttpCarrier(connection.transport, connection.protocol, congestion=congestion)
+    try:
+        return HttpCarrier(connection.transport, connection.protocol, congestion=congestion)
+    except ConnectionResetError as exc:
+        raise DialError(f"{url} closed the connection as it was handed over") from exc
 
 
 async def _answer(response: aiohttp.ClientResponse) -> str:
@@ -257,20 +268,28 @@ def _certificate(end: web.Request | aiohttp.connector.Connection | None) -> dict
     return transport.get_extra_info("peercert") if transport is not None else None
 
 
-def _dial_reason(url: str, to: str, tls: Tls | None, exc: Exception) -> str:
+def _dial_error(url: str, to: str, tls: Tls | None, exc: Exception) -> DialError:
     if isinstance(exc, aiohttp.ClientConnectorDNSError):
-        return f"the name {exc.host} does not resolve"
+        return DialError(f"the name {exc.host} does not resolve")
     if isinstance(exc, OSError) and exc.errno == errno.ECONNREFUSED:
-        return f"nothing listens at {url} (connection refused)"
-    if tls is not None:
-        for error in (exc.__cause__, exc):  # aiohttp makes errors of ssl its own
-            if isinstance(error, ssl.SSLError):
-                return failure(error, url=url, to=to, tls=tls)
-        if isinstance(exc, aiohttp.ServerDisconnectedError | ConnectionResetError):
-            return turned_away(url, to, tls)
-    elif isinstance(exc, aiohttp.ServerDisconnectedError | ConnectionResetError):
-        return (
-            f"{url} closed the connection without an answer, as a daemon does that speaks TLS; "
-            "then this site needs [site.tls] and an https:// url, too"
+        return DialError(f"nothing listens at {url} (connection refused)")
+    for error in (exc.__cause__, exc):  # aiohttp makes errors of ssl its own
+        if tls is not None and isinstance(error, ssl.SSLError):
+            return DialError(failure(error, url=url, to=to, tls=tls), is_lasting=True)
+    if isinstance(exc, aiohttp.ServerDisconnectedError | ConnectionResetError):
+        if tls is not None:
+            return DialError(turned_away(url, to, tls), is_lasting=True)
+        return DialError(
+            f"{url} closed the connection without an answer; if it speaks TLS, this site needs "
+            "[site.tls] and an https:// url, too",
+            is_lasting=True,
         )
-    return printable(f"{url}: {exc or type(exc).__name__}")
+    if isinstance(exc, aiohttp.ClientConnectorError):
+        # aiohttp's own text has an SSLContext's address in memory in it.
+        if isinstance(exc.os_error, ConnectionResetError):
+            return DialError(
+                f"{url} reset the connection as it began, as a daemon does to whose port too many "
+                "connect at once, or a firewall on the way"
+            )
+        return DialError(printable(f"{url} cannot be reached: {exc.strerror or exc.os_error}"))
+    return DialError(printable(f"{url}: {exc or type(exc).__name__}"))

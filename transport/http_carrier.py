@@ -6,6 +6,8 @@ so that both kinds behave alike:
 
 - It hands everything to TCP's transport, which takes 64 KiB before it says so, and never tells the
   lane of them. Here that transport tells of every byte that waits.
+- At the end of a connection it hands on one buffer of what it has, and drops the rest: here the end
+  waits until all has been handed on.
 - It cannot end one direction alone, and its own farewell breaks the connection when the peer still
   sends. Frames have an end of their own (CLOSE), so here connections end as plain ones do.
 """
@@ -16,7 +18,7 @@ import ssl
 from typing import TYPE_CHECKING
 
 from geotrain.transport.carrier import KernelCounts, Receiver
-from geotrain.transport.congestion import InForce, choose_congestion
+from geotrain.transport.congestion import FOR_CONTROL, InForce, choose_congestion
 from geotrain.transport.estimator import unsent_bytes
 from geotrain.transport.tcp import pace, read_counts
 
@@ -32,6 +34,7 @@ class HttpCarrier(asyncio.BufferedProtocol):
     def __init__(
         self, transport: asyncio.Transport, replaced: asyncio.BaseProtocol, *, congestion: str
     ) -> None:
+        """Raises ConnectionResetError where the connection is gone already."""
         self._transport = transport
         self._tcp = _below(transport)
         self._replaced = replaced
@@ -39,8 +42,10 @@ class HttpCarrier(asyncio.BufferedProtocol):
         self._bytes_wait = False
         self.closed = asyncio.Event()
         transport.set_protocol(self)
+        self._between: _Between | None = None
         if self._tcp is not transport:
-            self._tcp.set_protocol(_Between(self._tcp.get_protocol(), self))
+            self._between = _Between(self._tcp, self)
+            self._tcp.set_protocol(self._between)
             transport.set_write_buffer_limits(high=1)
         # The lane decides what goes next as late as it can: it hears of every byte that waits.
         self._tcp.set_write_buffer_limits(high=1)
@@ -74,15 +79,23 @@ class HttpCarrier(asyncio.BufferedProtocol):
     def resume_reading(self) -> None:
         if not self._transport.is_closing():
             self._transport.resume_reading()
+            if self._between is not None:
+                self._between.end_soon()
 
     def expect_rate(self, rate_bytes_per_s: float | None) -> None:
         connection = self._socket
+        if connection.fileno() < 0:
+            return  # With TLS the socket is closed a turn before the lane hears of it.
         if hasattr(socket, "TCP_NOTSENT_LOWAT") and connection.family != socket.AF_UNIX:
             wanted = unsent_bytes(rate_bytes_per_s)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, wanted)
 
     def pace(self, rate_bytes_per_s: float) -> None:
         pace(self._socket, rate_bytes_per_s)
+
+    def carry(self, *, bulk: bool) -> None:
+        if self.congestion and self._socket.fileno() >= 0:
+            choose_congestion(self._socket, self.congestion if bulk else FOR_CONTROL)
 
     def counts(self) -> KernelCounts | None:
         return read_counts(self._socket)
@@ -114,9 +127,15 @@ class HttpCarrier(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         assert self._receiver is not None
         self._receiver.buffer_updated(nbytes)
+        if self._between is not None:
+            self._between.end_soon()
 
     def eof_received(self) -> bool:
         return False
+
+    @property
+    def is_reading(self) -> bool:
+        return self._transport.is_reading()
 
     def pause_writing(self) -> None:
         self.look()
@@ -145,12 +164,16 @@ class HttpCarrier(asyncio.BufferedProtocol):
 
 
 class _Between(asyncio.BufferedProtocol):
-    """asyncio's TLS, with the carrier told when TCP's buffer fills and empties."""
+    """asyncio's TLS; the carrier hears when TCP's buffer fills and empties, and of the end last."""
 
-    def __init__(self, tls: asyncio.BaseProtocol, carrier: HttpCarrier) -> None:
+    def __init__(self, tcp: asyncio.Transport, carrier: HttpCarrier) -> None:
+        tls = tcp.get_protocol()
         assert isinstance(tls, asyncio.BufferedProtocol)
         self._tls = tls
+        self._tcp = tcp
         self._carrier = carrier
+        self._has_ended = False
+        self._end_handle: asyncio.Handle | None = None
 
     def get_buffer(self, sizehint: int) -> "Buffer":
         return self._tls.get_buffer(sizehint)
@@ -158,8 +181,26 @@ class _Between(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._tls.buffer_updated(nbytes)
 
-    def eof_received(self) -> bool | None:
-        return self._tls.eof_received()
+    def eof_received(self) -> bool:
+        self._has_ended = True
+        self.end_soon()
+        return True
+
+    def end_soon(self) -> None:
+        """Where the peer has ended: hand the end on, unless asyncio hands on something before it.
+
+        Called whenever it may: it has then put its own next turn before ours.
+        """
+        if self._has_ended:
+            if self._end_handle is not None:
+                self._end_handle.cancel()
+            self._end_handle = asyncio.get_running_loop().call_soon(self._end)
+
+    def _end(self) -> None:
+        if self._has_ended and self._carrier.is_reading:
+            self._has_ended = False
+            if not self._tls.eof_received():
+                self._tcp.close()
 
     def pause_writing(self) -> None:
         self._tls.pause_writing()
@@ -170,6 +211,7 @@ class _Between(asyncio.BufferedProtocol):
         self._carrier.look()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._has_ended = False
         self._tls.connection_lost(exc)
 
 
@@ -182,10 +224,16 @@ def address(peername: object) -> str:
 
 
 def _below(transport: asyncio.Transport) -> asyncio.Transport:
-    """The TCP transport; asyncio has no public way from a TLS transport to it (3.11 to 3.14)."""
+    """The TCP transport; asyncio has no public way from a TLS transport to it (3.11 to 3.14).
+
+    Raises:
+        ConnectionResetError: It is gone, of which asyncio's TLS tells a turn late.
+    """
     if transport.get_extra_info("ssl_object") is None:
         return transport
     tcp = transport._ssl_protocol._transport  # type: ignore[attr-defined]
+    if tcp is None:
+        raise ConnectionResetError
     assert isinstance(tcp, asyncio.Transport)
     return tcp
 

@@ -21,9 +21,12 @@ from geotrain.transport.workers import ChunkWorkers
 SLICE_BYTES = 256 * 1024
 """Python 3.11 copies what the kernel does not take at once, so never offer it much more."""
 MIN_MEASURED_BYTES = 4 * 1024
-"""Smaller reads are control frames, and say nothing of the rate."""
+"""Smaller reads are mostly control frames, and say nothing of the rate."""
 JOINED_BYTES = 16 * 1024
-"""Of a chunk, written together with its header."""
+"""Of a chunk, written together with its header; and of control frames that are due together."""
+AHEAD_BYTES = 32 * 1024
+"""Read at once where less than that is wanted: a header by itself and what follows it would take
+two turns of the loop, and with many busy lanes a turn is long."""
 MAX_DECODING_BYTES = 16 << 20
 """Above it reading pauses, until half of it is left."""
 CLOSE_TIMEOUT_S = 2.0
@@ -70,6 +73,11 @@ class Lane:
         self._pump_scheduled = False
         self._throttled = False
         self._reading_paused = False
+        self._ahead = memoryview(b"")
+        self._reads_ahead = False
+        """Whether the buffer that was asked for last is `_ahead`."""
+        self._left = memoryview(b"")
+        """Read ahead and not handed on, since the chunk before it is held."""
         self._timer: asyncio.TimerHandle | None = None
         self._close_timer: asyncio.TimerHandle | None = None
         self._carrier_closing = False
@@ -82,16 +90,40 @@ class Lane:
     # From the carrier ----------------------------------------------------------------------------
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self.protocol.get_buffer()
+        room = self.protocol.get_buffer()
+        is_open = self.protocol.state in (State.OPEN, State.BULK)
+        self._reads_ahead = is_open and room.nbytes < AHEAD_BYTES
+        if not self._reads_ahead:
+            return room
+        if not self._ahead:
+            self._ahead = memoryview(bytearray(AHEAD_BYTES))
+        return self._ahead
 
     def buffer_updated(self, nbytes: int) -> None:
         now = self._loop.time()
         if nbytes >= MIN_MEASURED_BYTES:
             self.received.on_bytes(nbytes, now=now)
-        if self.protocol.buffer_updated(nbytes, now=now):
+        if self._reads_ahead:
+            self._left = self._ahead[:nbytes]
+            found = self._hand_on(now)
+        else:
+            found = self.protocol.buffer_updated(nbytes, now=now)
+        if found:
             self.collect_events()
         elif self.protocol.held:
             self._pause_or_resume()
+
+    def _hand_on(self, now: float) -> bool:
+        """Give the protocol what was read ahead; returns whether there may be something in its
+        outputs."""
+        found = False
+        while self._left and not self.protocol.held:
+            room = self.protocol.get_buffer()
+            taken = min(room.nbytes, self._left.nbytes)
+            # It moves before the protocol has it: what is left belongs to what follows.
+            room[:taken], self._left = self._left[:taken], self._left[taken:]
+            found = self.protocol.buffer_updated(taken, now=now) or found
+        return found
 
     def pause_writing(self) -> None:
         self._writable = False
@@ -145,6 +177,7 @@ class Lane:
     def retry_held(self) -> None:
         """The MESSAGE that a chunk here waits for may have come (P-19)."""
         if self.protocol.held and self.protocol.retry_chunk():
+            self._hand_on(self._loop.time())
             self.collect_events()
 
     def view_closed(self) -> None:
@@ -205,17 +238,30 @@ class Lane:
         """Whole frames other than chunks; returns whether all of them are out."""
         room = TURN_BYTES
         while not self._blocked and room > 0:
-            frame = self.protocol.next_control()
-            if frame is None:
+            # Together: each write is a packet of its own, and of those only so many are under way.
+            frames = self._next_control_frames()
+            if not frames:
                 is_control = self.protocol.state is State.OPEN
                 if is_control and self._feed.has_any and not self._takes_chunks(self):
                     # A MESSAGE among them brought chunks for the other lanes.
                     self._feed.on_ready()
                 return True
-            room -= len(frame)
-            self.bytes_sent += len(frame)
-            self.carrier.write(frame)
+            data = b"".join(frames) if len(frames) > 1 else frames[0]
+            room -= len(data)
+            self.bytes_sent += len(data)
+            self.carrier.write(data)
         return False
+
+    def _next_control_frames(self) -> list[bytes]:
+        frames: list[bytes] = []
+        size = 0
+        while size < JOINED_BYTES:
+            frame = self.protocol.next_control()
+            if frame is None:
+                break
+            frames.append(frame)
+            size += len(frame)
+        return frames
 
     def _write_chunks(self) -> bool:
         """The next chunk, as far as it goes; returns whether there may be more to write."""

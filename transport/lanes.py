@@ -87,7 +87,7 @@ class Lanes:
             settings=settings,
             dial=dial,
             start=lambda carrier, join: self._start_lane(carrier, dialled=True, join=join),
-            on_missing=self.wake_control,
+            on_missing=self._bulk_is_missing,
             rng=rng,
         )
         self._rates = RateControl(
@@ -212,7 +212,7 @@ class Lanes:
                     async with dial() as carrier:
                         await self._run_dialled(carrier)
                 except DialError as exc:
-                    self.state.set("down", str(exc))
+                    self.state.set("down", str(exc), is_lasting=exc.is_lasting)
             # A pause between tries, not a wait for anything.
             refused = self.state.state == "refused"
             await asyncio.sleep(LONGEST_S if refused else self._backoff.next_delay_s())
@@ -264,6 +264,8 @@ class Lanes:
                     self._choose(lane, event)
                 case LaneJoins(join=join):
                     self.bulk.admit(lane, join, now=now)
+                    if self.control is not None:
+                        self.control.carrier.carry(bulk=self.bulk.are_missing)
                 case LaneGone(lane=number):
                     self.bulk.gone_there(number)
                 case LanesWished(num_lanes=num_lanes):
@@ -302,6 +304,7 @@ class Lanes:
         self._without_control.clear()
         self._num_opened += 1
         lane.protocol.admit(now=asyncio.get_running_loop().time())
+        lane.carrier.carry(bulk=False)
         lane.set_timer()
         self.state.set("connected", "", detail=lane.carrier.peer_address)
         dialled = lane.protocol.dialled
@@ -313,6 +316,11 @@ class Lanes:
         )
         if self._settings.num_lanes is not None:
             self.want(self._settings.num_lanes)
+
+    def _bulk_is_missing(self) -> None:
+        if self.control is not None:
+            self.control.carrier.carry(bulk=True)
+            self.control.wake()
 
     def _end_bulk(self, reason: str, *, say: bool = False) -> None:
         self._rates.stop()

@@ -31,12 +31,21 @@ class LinkState:
     def age_s(self) -> float:
         return time.monotonic() - self._since
 
-    def set(self, state: str, reason: str, *, detail: str = "", as_asked: bool = False) -> None:
+    def set(
+        self,
+        state: str,
+        reason: str,
+        *,
+        detail: str = "",
+        as_asked: bool = False,
+        is_lasting: bool = False,
+    ) -> None:
         """Note a change, and log it in one line; the same again says nothing.
 
         Args:
             detail: For the log alone: an address, the last frame.
             as_asked: Whether one of the two sides is done, which is nothing to warn of.
+            is_lasting: Whether somebody has to mend something before there can be a link.
         """
         reason = printable(reason)
         if (state, reason) == (self.state, self.reason):
@@ -49,6 +58,8 @@ class LinkState:
             logger.info("= link to %s: connected (%s)", self._peer, detail)
         elif state == "refused":
             logger.error("! link to %s: refused: %s", self._peer, reason)
+        elif is_lasting:
+            logger.warning("! link to %s: %s", self._peer, reason)
         elif not self._ever_connected:
             logger.info("= link to %s: not there yet, trying again: %s", self._peer, reason)
         else:

@@ -36,6 +36,8 @@ path for a whole interval: what it delivered is not what the path carries."""
 FULL = 0.8
 STUCK_RTTS, STUCK_S = 3, 0.2
 SAME_RATE, SAME_MOMENT, NOT_ALL = 0.2, 0.1, 0.9
+MORE_THAN_OFFERED = 1.1
+"""Of the cap two intervals ago, which all that arrives now was sent under if no queue stood."""
 LEAST_BELIEVED = 0.4
 """Of what got through when the queue was first seen. A path that became longer looks like a queue
 that no cap shortens: without this the cap would fall until that is understood, and take long to
@@ -73,6 +75,8 @@ class Pacing:
         self._confirmed = self._proven = False
         self._over_rate = self._rate_at_first = 0.0
         self._standing_rates: deque[float] = deque(maxlen=STANDING_INTERVALS)
+        self._caps: deque[float] = deque([math.inf] * 3, maxlen=3)
+        """In force during the last intervals, the oldest first."""
         self._previous_rate = 0.0
         self._calm_intervals = 0
         self._was_over = False
@@ -135,6 +139,7 @@ class Pacing:
             return self.cap_bytes_per_s, self.reason
         if rtts_s:
             self._base_s = min(self._base_s, lowest_s)
+        self._caps.append(self.cap_bytes_per_s or math.inf)
         # The least of several: jitter and a busy machine delay some, a standing queue all.
         kernels_s = math.inf if kernel_rtt_s is None else kernel_rtt_s
         queue_s = min(lowest_s, kernels_s) - self._base_s
@@ -184,8 +189,10 @@ class Pacing:
         share = max(LEAST_SHARE, 1 - self.queue_s / DRAIN_S)
         patience_s = 2 * self._deepest_s / (1 - share) + 3 * self.interval_s
         offered = self.cap_bytes_per_s or math.inf
-        if rate < NOT_ALL * offered and abs(rate - self._over_rate) < SAME_MOMENT * rate:
-            # More was offered than came through, twice: that is what the path carries.
+        differs = rate < NOT_ALL * offered or rate > MORE_THAN_OFFERED * self._caps[0]
+        if differs and abs(rate - self._over_rate) < SAME_MOMENT * rate:
+            # More was offered than came through, twice, or more came than was offered, out of a
+            # queue that drains: that is what the path carries.
             self._proven = True
         self._over_rate = rate
         is_ours = not busy or rate >= GOT_THROUGH * offered

@@ -112,9 +112,9 @@ def failure(error: ssl.SSLError, *, url: str, to: str, tls: Tls) -> str:
 def turned_away(url: str, to: str, tls: Tls) -> str:
     """TLS 1.3 checks a client last, and who is refused sees little more than the end."""
     return (
-        f"the daemon at {url} ended the connection without an answer, as it does where it refuses "
-        f"{tls.files.certificate}; the log of region {to}'s daemon says why (mostly its "
-        "site.tls.authority is another one)"
+        f"the daemon at {url} ended the connection without an answer; if it refuses "
+        f"{tls.files.certificate}, the log of region {to}'s daemon says why (its "
+        "site.tls.authority may be another one)"
     )
 
 
@@ -141,9 +141,13 @@ def reason_of(error: ssl.SSLError) -> str:
 
 def _read(path: Path, key: FileKey, *, needs: str) -> str:
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise TlsFilesError(key, "must be a file; a pipe or a device cannot be read twice")
         text = path.read_text(encoding="ascii", errors="replace")
     except OSError as error:
         raise TlsFilesError(key, f"cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise TlsFilesError(key, "must not hold a zero byte") from error
     if f"{needs}-----" not in text:
         raise TlsFilesError(key, f"must be a PEM file with a {needs} in it")
     return text

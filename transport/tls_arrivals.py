@@ -62,7 +62,7 @@ class TlsArrivals:
                 ssl_handshake_timeout=self._limit_s,
             )
         except ssl.SSLError as error:
-            self._tell(address(tcp.get_extra_info("peername")), reason_of(error))
+            self.tell(address(tcp.get_extra_info("peername")), reason_of(error))
             return
         except OSError:
             return  # It went, or said nothing for too long: of no interest, and many do.
@@ -74,7 +74,8 @@ class TlsArrivals:
         if hall.received:
             visitor.data_received(bytes(hall.received))
 
-    def _tell(self, peer: str, reason: str) -> None:
+    def tell(self, peer: str, reason: str) -> None:
+        """Log why somebody was turned away."""
         now = asyncio.get_running_loop().time()
         if now - self._told.get(reason, -SAY_AGAIN_S) >= SAY_AGAIN_S:
             self._told[reason] = now

@@ -6,7 +6,7 @@ the control lane
 a bulk lane
     dialled here:   WAIT_JOINED ---JOINED---> JOINING --admit()--> BULK --CLOSE--> CLOSED
     dialled there:  WAIT_HELLO ----JOIN-----> JOINING --admit()--> BULK --CLOSE--> CLOSED
-a disagreement in HELLO or WELCOME, or REFUSE, in any state: CLOSED
+a disagreement in HELLO or WELCOME, or REFUSE where TRANSITIONS lists it: CLOSED
 """
 
 from collections.abc import Mapping

@@ -182,6 +182,8 @@ def _model_at(model: type[BaseModel], loc: Sequence[int | str]) -> type[BaseMode
     for piece in loc:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             kind = kind.model_fields[str(piece)].annotation
+            if type(None) in get_args(kind):  # X | None
+                kind = get_args(kind)[0]
         else:  # list[X] or dict[str, X], by index or name
             kind = get_args(kind)[-1]
     assert isinstance(kind, type) and issubclass(kind, BaseModel)

@@ -158,7 +158,7 @@ def _url_is_valid(url: str) -> bool:
     except ValueError:
         return False
     plain = parts.path in ("", "/") and not (parts.query or parts.fragment or parts.username)
-    return parts.scheme in ("http", "https") and named and plain
+    return url.startswith(("http://", "https://")) and named and plain
 
 
 def default_socket_path(run_id: str, region: str) -> Path:

@@ -155,7 +155,7 @@ class Watch:
         self.middle = statistics.median(values)
         if self.since is None:
             if sum(each > limit for each in values) > RECENT_STEPS / 2:
-                self.since = self._first_of_streak(0.75 * limit)
+                self.since = self._first_above(limit)
         elif len(values) > RECENT_STEPS / 2 and self.middle < limit / 2:
             self.since = None
         is_usual = self.since is None and value <= limit
@@ -163,11 +163,6 @@ class Watch:
             self._usual.append(value)
         return is_usual
 
-    def _first_of_streak(self, least: float) -> int:
-        """Where the last steps running began that were above this."""
-        since = self._recent[-1][0]
-        for at, each in reversed(self._recent):
-            if each <= least:
-                break
-            since = at
-        return since
+    def _first_above(self, least: float) -> int:
+        """The first of the last steps that was above this."""
+        return next(at for at, each in self._recent if each > least)

@@ -26,7 +26,7 @@ class Resplit:
         )
         return (
             f"with layers {split} a step should take {self.then_s:.3g} s instead of "
-            f"{self.now_s:.3g} s; stop, change run.regions in every site's file, resume"
+            f"{self.now_s:.3g} s: for the next run (this one's checkpoints keep its layers)"
         )
 
 

@@ -2,24 +2,44 @@
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 _BYTES_PER_GB = 1e9
 _RATE_WINDOW_S = 300.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """Of one UTC day."""
+
+    day: str
+    bytes: int
+    usd: float
+
+
 class EgressMeter:
     """Counts the bytes of all links of this site."""
 
-    def __init__(self, usd_per_gb: Mapping[str, float], limit_usd_per_day: float | None) -> None:
+    def __init__(
+        self,
+        usd_per_gb: Mapping[str, float],
+        limit_usd_per_day: float | None,
+        *,
+        earlier: Spent | None = None,
+    ) -> None:
+        """
+        Args:
+            earlier: What daemons before this one have spent.
+        """
         self._usd_per_gb = dict(usd_per_gb)
         self._limit_usd_per_day = limit_usd_per_day
         self._seen: dict[str, int] = {}
         self._usd = 0.0
         self._tokens = 0.0
-        self._day = ""
-        self._bytes_today = 0
-        self._usd_today = 0.0
+        self._day = earlier.day if earlier is not None else ""
+        self._bytes_today = earlier.bytes if earlier is not None else 0
+        self._usd_today = earlier.usd if earlier is not None else 0.0
         self._history: deque[tuple[float, float]] = deque()
 
     def on_bytes(self, bytes_sent: Mapping[str, int], *, now: float, day: str) -> None:
@@ -46,13 +66,17 @@ class EgressMeter:
         self._tokens += num_tokens
 
     @property
+    def spent(self) -> Spent:
+        return Spent(day=self._day, bytes=self._bytes_today, usd=self._usd_today)
+
+    @property
     def stop_reason(self) -> str | None:
         """Why the run must stop, or None."""
         limit = self._limit_usd_per_day
         if limit is None or self._usd_today < limit:
             return None
         return (
-            f"egress of {self._usd_today:.2f} USD today reached "
+            f"egress of {self._usd_today:.4g} USD today reached "
             f"limits.egress_usd_per_day = {limit:g}"
         )
 

@@ -19,7 +19,9 @@ from geotrain.config import Config
 from geotrain.configuration.rules import split_address
 from geotrain.daemon.attachments import Attachments, Served
 from geotrain.daemon.coding import make_coder, make_workers
+from geotrain.daemon.descriptors import Shortage, raise_limit
 from geotrain.daemon.egress import EgressMeter
+from geotrain.daemon.egress_file import EgressFile
 from geotrain.daemon.exchange import Exchange
 from geotrain.daemon.place import Place
 from geotrain.daemon.routing import Board, routes
@@ -76,9 +78,11 @@ class Daemon:
             silent_s=config.site.liveness.silent_s,
         )
         self._attachments = Attachments(served, self._exchange)
+        self._egress_file = EgressFile(config.socket_path)
         self._egress = EgressMeter(
             {name: peer.egress_usd_per_gb for name, peer in config.neighbours.items()},
             config.site.limits.egress_usd_per_day,
+            earlier=self._egress_file.read(),
         )
         self._links = self._make_links()
         self._link_server = LinkServer(congestion=config.site.link.congestion, tls=self._tls)
@@ -100,6 +104,8 @@ class Daemon:
             loop.add_signal_handler(number, _stop, stopping, number.name)
         workers = make_workers()
         loop.set_default_executor(workers)
+        raise_limit()
+        loop.set_exception_handler(Shortage())
         try:
             await self._listen(loop)
             async with asyncio.TaskGroup() as group:
@@ -172,6 +178,8 @@ class Daemon:
     async def _tick(self) -> None:
         while True:
             self._watch.tick(now=time.monotonic(), day=datetime.now(UTC).date().isoformat())
+            if self._egress.spent.bytes:
+                self._egress_file.write(self._egress.spent)
             await asyncio.sleep(TICK_S)
 
     async def _measure_lag(self) -> None:

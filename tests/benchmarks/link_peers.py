@@ -2,10 +2,15 @@
 
     python tests/benchmarks/link_peers.py [--rtt-ms 100] [--mbit 1000] [--loss 0.001]
                                           [--congestion auto|cubic|bbr] [--seconds 10] [--flows 1,8]
+                                          [--lanes auto|N]
 
 As root: network namespaces, so that all meet the kernel's TCP. Prints one JSON object: Mbit/s of
 each, counted over --seconds after the same warm-up, and geotrain's over each of the others. iperf3
 only where it is installed. The others are plain; geotrain has TLS unless --no-tls is given.
+`lane_over_flow` is what one of geotrain's `bulk_lanes` carries over what one plain flow does, the
+faster of iperf3's and of plain sockets. Cubic with losses:
+
+    python tests/benchmarks/link_peers.py --loss 0.001 --congestion cubic --seconds 30 --flows 1
 """
 
 import argparse
@@ -193,11 +198,19 @@ async def measure(sites: Sites, options: LinkBench, flows: list[int]) -> dict[st
     return {
         "mbit_s": {"geotrain": own["mbit_s"], **found},
         "geotrain_over": {n: round(own["mbit_s"] / v, 3) for n, v in found.items() if v},
+        "bulk_lanes": own["lanes"] - 1,
+        "lane_over_flow": lane_over_flow(own, found),
         "notes": notes if shutil.which("iperf3") else {**notes, "iperf3": "not installed"},
         "congestion_sites": sites.wan.congestion,
         "geotrain": own,
         "load": load,
     }
+
+
+def lane_over_flow(own: dict[str, Any], found: dict[str, float | None]) -> float | None:
+    """None where no single flow was measured; the link's other connection carries control."""
+    flow = max((found.get(name) or 0.0 for name in ("sockets_1", "iperf3_1")), default=0.0)
+    return round(own["mbit_s"] / (own["lanes"] - 1) / flow, 3) if flow else None
 
 
 async def attempt(
@@ -221,6 +234,7 @@ def main() -> None:
     parser.add_argument("--emulator", choices=("auto", "netns", "relay"), default="auto")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--message-mib", type=float, default=1.0)
+    parser.add_argument("--lanes", default="auto", metavar="auto|N", help="of geotrain, for bulk")
     parser.add_argument("--flows", default="1,8", help="of plain sockets and iperf3")
     parser.add_argument("--tls", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--role", nargs="+", help=argparse.SUPPRESS)
@@ -235,6 +249,7 @@ def main() -> None:
         jitter_s=given.jitter_ms / 1e3,
         congestion=None if given.congestion == "auto" else given.congestion,
         emulator=given.emulator,
+        lanes=None if given.lanes == "auto" else int(given.lanes),
         seconds=given.seconds,
         message_bytes=int(given.message_mib * MIB),
         tls=given.tls,

@@ -1,8 +1,12 @@
 """What the links cost."""
 
+import logging
+from pathlib import Path
+
 import pytest
 
-from geotrain.daemon.egress import EgressMeter
+from geotrain.daemon.egress import EgressMeter, Spent
+from geotrain.daemon.egress_file import EgressFile
 
 GB = 10**9
 
@@ -42,7 +46,7 @@ def test_the_limit_of_a_day_gives_a_reason_to_stop_until_the_day_is_over() -> No
     meter.on_bytes({"c": 4 * GB}, now=0.0, day="2026-01-01")
     assert meter.stop_reason is None
     meter.on_bytes({"c": 5 * GB}, now=1.0, day="2026-01-01")
-    assert meter.stop_reason == ("egress of 0.50 USD today reached limits.egress_usd_per_day = 0.5")
+    assert meter.stop_reason == ("egress of 0.5 USD today reached limits.egress_usd_per_day = 0.5")
     meter.on_bytes({"c": 5 * GB}, now=2.0, day="2026-01-02")
     assert meter.stop_reason is None
 
@@ -53,3 +57,40 @@ def test_the_hourly_rate_looks_back_five_minutes_only() -> None:
         sent = 10 * GB * min(minute, 5)
         meter.on_bytes({"b": sent}, now=60.0 * minute, day="2026-01-01")
     assert meter.summary()["usd_per_hour"] == 0.0
+
+
+def test_a_restart_does_not_renew_the_budget_and_midnight_does(tmp_path: Path) -> None:
+    kept = EgressFile(tmp_path / "a.sock")
+    assert kept.read() is None
+    before = make_meter(limit=0.5)
+    before.on_bytes({"c": 4 * GB}, now=0.0, day="2026-01-01")
+    kept.write(before.spent)
+    found = EgressFile(tmp_path / "a.sock").read()
+    assert found == Spent(day="2026-01-01", bytes=4 * GB, usd=pytest.approx(0.4))
+    for day, reason in (("2026-01-01", True), ("2026-01-02", False)):
+        after = EgressMeter({"c": 0.1}, 0.5, earlier=found)
+        after.on_bytes({"c": GB}, now=0.0, day=day)
+        assert (after.stop_reason is not None) == reason
+        assert after.summary()["bytes_today"] == (5 * GB if reason else GB)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"day": "2026-01-01", "bytes": "x", "usd": 1}'])
+def test_a_file_that_makes_no_sense_is_told_and_counts_as_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    kept = EgressFile(tmp_path / "a.sock")
+    kept.path.write_text(text)
+    with caplog.at_level(logging.WARNING):
+        assert kept.read() is None
+    assert "egress counts from 0 today" in caplog.text
+    kept.write(Spent(day="2026-01-02", bytes=1, usd=0.5))
+    assert kept.read() == Spent(day="2026-01-02", bytes=1, usd=0.5)
+
+
+def test_a_folder_that_cannot_be_written_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = EgressFile(tmp_path / "gone" / "a.sock")
+    for number in range(3):
+        kept.write(Spent(day="2026-01-02", bytes=number, usd=0.0))
+    assert caplog.text.count("egress is lost with this daemon") == 1

@@ -14,7 +14,7 @@ from geotrain.transport.attachment import Attachment
 from tests.transport.local_line import TIMEOUT_S, LocalLine, local_line
 
 GB = 10**9
-REASON = "egress of 2.00 USD today reached limits.egress_usd_per_day = 2"
+REASON = "egress of 2 USD today reached limits.egress_usd_per_day = 2"
 
 
 class CountedLink:

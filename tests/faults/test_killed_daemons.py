@@ -34,7 +34,7 @@ def test_sigkill(tmp_path, alone, killed, seed):
 
     rng = Random(seed)
     with Regions(
-        tmp_path, RunSpec(arena_mib=1, codec="planes", silent_s=3.0, keeps_ports=True)
+        tmp_path, RunSpec(arena_mib=1, codec="planes", silent_s=3.0, wait_s=120.0, keeps_ports=True)
     ) as regions:
         regions.start_daemons()
         start(regions, CASE)

@@ -1,11 +1,15 @@
 import asyncio
 import logging
 import random
+import tempfile
 import zlib
 from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
 
 import pytest
 
+from geotrain.lab.certificates import make_certificates
 from geotrain.transport import bulk_lanes, rate_control
 from geotrain.transport.carrier import DialError
 from geotrain.transport.estimator import RttEstimator
@@ -19,6 +23,7 @@ from geotrain.transport.messages import Message, Presence
 from geotrain.transport.pings import BUSY_INTERVAL_S
 from geotrain.transport.protocol import LaneProtocol
 from geotrain.transport.session import Session
+from geotrain.transport.tls import Tls, load_tls
 from tests.transport.lane_pair import RUN, make_hello
 
 VIEW = 7
@@ -49,6 +54,7 @@ class Site:
         coder=None,
         num_lanes=None,
         silent_s=2.0,
+        tls=None,
         **changes,
     ):
         self.hello = make_hello(region, **changes)
@@ -76,6 +82,7 @@ class Site:
             on_state=self._on_state,
             on_failed=self._on_failed,
             dial=dial,
+            tls=tls,
             rng=random.Random(1),
         )
 
@@ -147,21 +154,34 @@ async def running(*sites: Site):
         assert all(task.cancelled() for task in done)
 
 
+@cache
+def certificates() -> dict[str, Tls]:
+    with tempfile.TemporaryDirectory() as folder:
+        files = make_certificates(Path(folder), ["a", "b"])
+        return {name: load_tls(files[name], region=name) for name in files}
+
+
+plain_and_tls = pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+
+
 @asynccontextmanager
-async def served(*, dialler_changes=None, both_dial=False, coder=None, num_lanes=None):
+async def served(*, dialler_changes=None, both_dial=False, coder=None, num_lanes=None, tls=False):
     """Two sites over real sockets: a dials b; with `both_dial` b also dials a.
 
     Lanes are counted, so none may be lost to silence, whatever else the machine has to do.
     """
-    server_a, server_b = LinkServer(), LinkServer()
+    secured = certificates() if tls else {}
+    server_a, server_b = (LinkServer(tls=secured.get(name)) for name in "ab")
+    scheme = "https" if tls else "http"
     sites: dict[str, Site] = {}
     await server_a.start("127.0.0.1", 0, lambda region: sites["a"].link if region == "b" else None)
     await server_b.start("127.0.0.1", 0, lambda region: sites["b"].link if region == "a" else None)
-    url = f"http://127.0.0.1:{server_b.port}"
     common = {"coder": coder, "silent_s": DEADLINE_S}
-    sites["a"] = Site("a", url=url, num_lanes=num_lanes, **common, **(dialler_changes or {}))
-    url = f"http://127.0.0.1:{server_a.port}" if both_dial else None
-    sites["b"] = Site("b", url=url, **common)
+    url = f"{scheme}://127.0.0.1:{server_b.port}"
+    changes = {"tls": secured.get("a"), **common, **(dialler_changes or {})}
+    sites["a"] = Site("a", url=url, num_lanes=num_lanes, **changes)
+    url = f"{scheme}://127.0.0.1:{server_a.port}" if both_dial else None
+    sites["b"] = Site("b", url=url, tls=secured.get("b") if both_dial else None, **common)
     try:
         async with running(sites["a"], sites["b"]):
             yield sites["a"], sites["b"]
@@ -175,8 +195,9 @@ def _payloads(count: int) -> list[bytes]:
     return [rng.randbytes(1_500_000) + bytes(1_500_000) for _ in range(count)]
 
 
-async def test_messages_cross_both_ways_over_real_sockets():
-    async with served() as (a, b):
+@plain_and_tls
+async def test_messages_cross_both_ways_over_real_sockets(tls):
+    async with served(tls=tls) as (a, b):
         a.open_view()
         b.open_view()
         for payload in (*_payloads(4), b"small"):
@@ -209,8 +230,9 @@ async def _reach(site: Site, num_bytes: int) -> None:
             await asyncio.sleep(0)
 
 
-async def test_connection_reset_in_mid_message_resumes():
-    async with served() as (a, b):
+@plain_and_tls
+async def test_connection_reset_in_mid_message_resumes(tls):
+    async with served(tls=tls) as (a, b):
         a.open_view()
         b.open_view()
         payloads = _payloads(6)
@@ -257,8 +279,9 @@ async def test_bulk_lane_reset_in_mid_message_costs_only_what_it_had_not_deliver
         assert a.link.stats()["bytes_sent"] < 6 * 2_300_000 + 3 * num_lanes * 2_000_000
 
 
-async def test_all_lanes_reset_at_once():
-    async with served(num_lanes=4) as (a, b):
+@plain_and_tls
+async def test_all_lanes_reset_at_once(tls):
+    async with served(tls=tls, num_lanes=4) as (a, b):
         a.open_view()
         b.open_view()
         payloads = _payloads(6)
@@ -406,8 +429,9 @@ def _num_control(site: Site) -> int:
     return sum(lane.protocol.lane == 0 for lane in site.link.lanes.all)
 
 
-async def test_both_sides_dialling_end_with_one_lane():
-    async with served(both_dial=True) as (a, b):
+@plain_and_tls
+async def test_both_sides_dialling_end_with_one_lane(tls):
+    async with served(tls=tls, both_dial=True) as (a, b):
         a.open_view()
         b.open_view()
         a.offer(b"one")
@@ -420,8 +444,9 @@ async def test_both_sides_dialling_end_with_one_lane():
         assert a.delivered == [b"two"] and b.delivered == [b"one"]
 
 
-async def test_different_run_is_refused_on_both_sides_and_tried_again_slowly(caplog):
-    async with served(dialler_changes={"run": {**RUN, "seed": 5}}) as (a, b):
+@plain_and_tls
+async def test_different_run_is_refused_on_both_sides_and_tried_again_slowly(caplog, tls):
+    async with served(tls=tls, dialler_changes={"run": {**RUN, "seed": 5}}) as (a, b):
         for site in (a, b):
             await site.until(lambda site=site: site.state == "refused")
         # Found by the one who was dialled; both say the same.
@@ -461,9 +486,10 @@ async def test_the_end_of_a_peer_whose_rank_has_left_is_no_warning(caplog, state
 
 
 @pytest.mark.parametrize("from_end", [0, 1])
-async def test_close_tells_the_peer_why_in_the_midst_of_its_sending(from_end):
+@plain_and_tls
+async def test_close_tells_the_peer_why_in_the_midst_of_its_sending(from_end, tls):
     """A socket closed with bytes unread is reset, and a reset drops what the peer has not read."""
-    async with served() as sites:
+    async with served(tls=tls) as sites:
         closes, other = sites[from_end], sites[1 - from_end]
         for site in sites:
             site.open_view()
@@ -477,8 +503,9 @@ async def test_close_tells_the_peer_why_in_the_midst_of_its_sending(from_end):
         assert other.boards[-1].revision == 9
 
 
-async def test_closed_view_leaves_the_memory_alone():
-    async with served() as (a, b):
+@plain_and_tls
+async def test_closed_view_leaves_the_memory_alone(tls):
+    async with served(tls=tls) as (a, b):
         a.open_view()
         b.open_view()
         for payload in _payloads(2):
@@ -566,6 +593,26 @@ async def test_bulk_lane_that_goes_silent_is_given_up_and_its_chunks_go_over_the
         assert a.link.stats()["lanes_opened"] == 1 and a.link.stats()["bulk_lanes_opened"] == 3
 
 
+async def test_chunks_read_ahead_behind_one_that_is_held_wait_with_it():
+    async with in_memory(num_lanes=1) as (a, b, carriers):
+        await _lanes_there(a, b, 1)
+        a.open_view()
+        b.open_view()
+        await a.until(lambda: a.link.lanes.bulk.open[1].protocol.carries_chunks)
+        control = carriers[0]._other
+        control.pause_reading()  # the messages' headers do not reach b
+        payloads = [bytes([number]) * 3000 for number in range(40)]
+        for payload in payloads:
+            a.offer(payload)
+        bulk = b.link.lanes.bulk.open[1]
+        async with asyncio.timeout(DEADLINE_S):
+            while not (bulk.protocol.held and bulk._left):
+                await asyncio.sleep(0)
+        control.resume_reading()
+        await a.until(lambda: len(a.acked) == 40)
+        assert b.delivered == payloads
+
+
 async def test_lane_that_takes_no_chunks_is_not_asked_over_and_over():
     async with in_memory(num_lanes=2) as (a, b, _):
         await _lanes_there(a, b, 2)
@@ -622,6 +669,22 @@ async def test_failing_dials_are_reported_once_per_reason(caplog):
     lines = [record.message for record in caplog.records]
     waiting = "= link to b: not there yet, trying again:"
     assert lines[:2] == [f"{waiting} refused", f"{waiting} timed out"]
+
+
+async def test_what_somebody_must_mend_is_a_warning_at_once(caplog):
+    caplog.set_level(logging.INFO, logger="geotrain.transport.link_state")
+
+    @asynccontextmanager
+    async def dial():
+        raise DialError("its certificate has expired; renew it", is_lasting=True)
+        yield  # a context manager needs one
+
+    site = Site("a", dial=dial)
+    async with running(site):
+        await site.until(lambda: len(site.states) == 1)
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.message == "! link to b: its certificate has expired; renew it"
 
 
 async def test_view_that_cannot_resume_fails_by_name():

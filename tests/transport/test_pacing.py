@@ -25,6 +25,17 @@ def test_rate_is_found_within_seconds_and_held_with_little_queue(mbit, rtt_s, ji
     assert path.loaded_delay_s(0.99, since=settled_s) < 0.028 + 6 * jitter_s
 
 
+@pytest.mark.parametrize("mbit", [20, 100, 1000])
+@pytest.mark.parametrize("jitter_s", [0.0, 0.005])
+def test_what_drains_out_of_the_first_queue_shows_the_rate_and_no_second_one_is_made(
+    mbit, jitter_s
+):
+    path = Path(rate=mbit * MBIT, rtt_s=0.1, jitter_s=jitter_s)
+    path.run(2.5)
+    assert path.run(10.0) >= 0.98
+    assert path.loaded_delay_s(1.0, since=2.5) < 0.025 + 4 * jitter_s
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_jitter_does_not_make_it_collapse(seed):
     path = Path(rate=1000 * MBIT, rtt_s=0.1, jitter_s=0.005, seed=seed)

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import os
 import shutil
 import ssl
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from geotrain.lab.certificates import Authority
 from geotrain.transport import http, tls_arrivals
 from geotrain.transport.carrier import DialError
 from geotrain.transport.http import LinkServer, dial
+from geotrain.transport.http_carrier import HttpCarrier
 from geotrain.transport.tls import Tls, TlsFilesError, load_tls
 
 DEADLINE_S = 10.0
@@ -66,6 +68,16 @@ def test_files_that_cannot_be_read_are_named(folder, good, key):
     empty = dataclasses.replace(good, **{key: folder / "empty.pem"})
     wanted = "PRIVATE KEY" if key == "key" else "CERTIFICATE"
     assert problem(empty) == (key, f"must be a PEM file with a {wanted} in it")
+
+
+@pytest.mark.parametrize("key", ["certificate", "key", "authority"])
+def test_nothing_waits_for_what_is_no_file(folder, good, key):
+    pipe = folder / f"{key}.pipe"
+    os.mkfifo(pipe)
+    found = problem(dataclasses.replace(good, **{key: pipe}))
+    assert found == (key, "must be a file; a pipe or a device cannot be read twice")
+    found = problem(dataclasses.replace(good, **{key: folder / "zero\0.pem"}))
+    assert found == (key, "must not hold a zero byte")
 
 
 def test_files_that_do_not_fit_together_are_named(folder, authority, other, good):
@@ -239,7 +251,9 @@ async def test_plain_and_tls_that_meet_are_told_apart(ends, caplog):
         assert "does not speak TLS 1.3 (or no TLS at all)" in told
     async with listening(b) as port:
         told = await refusal(f"http://127.0.0.1:{port}", None)
-        assert told.endswith("this site needs [site.tls] and an https:// url, too")
+        assert told.endswith(
+            "if it speaks TLS, this site needs [site.tls] and an https:// url, too"
+        )
     assert "it speaks no TLS" in caplog.text
 
 
@@ -269,6 +283,16 @@ async def test_silence_and_crowds_before_the_handshake_are_turned_away(ends, mon
         for _, writer in silent:
             writer.close()
     assert caplog.records == []
+
+
+async def test_a_crowd_at_the_peers_port_is_told_in_words(ends, monkeypatch):
+    a, b = ends
+    monkeypatch.setattr(tls_arrivals, "MAX_HANDSHAKES", 0)
+    async with listening(b) as port:
+        url = f"https://127.0.0.1:{port}"
+        for _ in range(5):  # whether the end comes before or after the first word is chance
+            told = await refusal(url, a)
+            assert told.startswith(f"{url} reset the connection as it began, as a daemon does")
 
 
 async def test_a_server_that_closes_leaves_no_handshake_behind(ends):
@@ -334,3 +358,40 @@ async def test_a_byte_that_is_changed_on_the_way_ends_the_connection(ends):
         middle.close()
         await middle.wait_closed()
         await server.close()
+
+
+async def lose(transport: asyncio.Transport) -> None:
+    """End the TCP connection below; asyncio's TLS tells of it in a later turn than this one."""
+    tls = transport._ssl_protocol
+    tls._transport.abort()
+    async with asyncio.timeout(DEADLINE_S):
+        while tls._transport is not None:
+            await asyncio.sleep(0)
+
+
+async def test_a_connection_that_goes_as_it_is_handed_over_is_no_lane(ends):
+    a, b = ends
+    async with listening(b) as port:
+        transport, protocol = await asyncio.get_running_loop().create_connection(
+            asyncio.Protocol, "127.0.0.1", port, ssl=a.client, server_hostname="b"
+        )
+        await lose(transport)
+        with pytest.raises(ConnectionResetError):
+            HttpCarrier(transport, protocol, congestion="auto")
+
+
+async def test_a_lane_whose_connection_has_just_gone_is_tuned_without_an_error(ends):
+    """The estimators ask all lanes in one turn: one that raised would end that for the others."""
+    a, b = ends
+    async with listening(b) as port:
+        ear = Ear()
+        async with dial(
+            f"https://127.0.0.1:{port}", region="a", to="b", timeout_s=5.0, tls=a
+        ) as carrier:
+            carrier.start(ear)
+            await lose(carrier._transport)
+            assert ear.reason is None, "the lane has not heard of it yet"
+            carrier.expect_rate(1e6)
+            carrier.pace(1e6)
+            assert carrier.counts() is None
+            await ear.until(lambda: ear.reason is not None)

@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from geotrain.lab.bench.connections import Retransmissions, congestion_of, own_connections
+from geotrain.lab.bench.connections import Retransmissions, own_connections
 from geotrain.lab.bench.link_options import Traffic
 from geotrain.lab.bench.progress import Progress, quantiles_ms
 from geotrain.observability.metrics import LoopLag
@@ -74,15 +74,14 @@ class Counts:
         """Plain values, once everything has been counted."""
         (cpu_s, handled, repeated), (cpu_end_s, handled_end, repeated_end) = self._snapshots
         with own_connections() as connections:
-            controls = [congestion_of(sock) for sock in connections]
+            num_connections = len(connections)
         is_known = self._retransmissions.is_known
         return {
             "sent_bytes_per_s": None if self._sent is None else self._sent.bytes_per_s,
             "cpu_s_per_gb": (cpu_end_s - cpu_s) / ((handled_end - handled) / 1e9),
             "retransmitted_bytes": repeated_end - repeated if is_known else None,
             "loop_lag_ms": self._lag.quantiles_ms(),
-            "lanes": len(controls),
-            "congestion": sorted(set(controls)),
+            "lanes": num_connections,
             "rtt_ms": {"idle": quantiles_ms(self._idle_s), "loaded": quantiles_ms(self._loaded_s)},
         }
 

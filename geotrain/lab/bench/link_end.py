@@ -147,7 +147,10 @@ class End:
             what=f"no {traffic.seconds:g} s of messages of {traffic.message_bytes} bytes",
         )
         self._stopped = True
-        figures = {**self._counts.figures(), "tls": self._link.stats()["tls"]}
+        stats = self._link.stats()
+        # Bulk's: the connection for control has one of its own.
+        congestion = sorted({row["congestion"] for row in stats["lanes"]})
+        figures = {**self._counts.figures(), "tls": stats["tls"], "congestion": congestion}
         return await self._exchange(figures)
 
     async def _exchange(self, mine: dict[str, Any]) -> dict[str, dict[str, Any]]:
