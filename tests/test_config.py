@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from geotrain.config import Config, RunConfig, load_config
+from geotrain.config import Config, load_config
 from geotrain.configuration.rules import SOCKET_PATH_LIMIT_BYTES, default_socket_path, is_local
+from geotrain.configuration.run_table import RunConfig
 from geotrain.errors import ConfigError, Problem
 
 RUN = """

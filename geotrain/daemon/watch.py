@@ -6,7 +6,7 @@ Decides with what it is given; the loop in main.py has the clock.
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from geotrain.config import LivenessConfig
+from geotrain.configuration.site_table import LivenessConfig
 from geotrain.daemon.attachments import Attachments
 from geotrain.daemon.egress import EgressMeter
 from geotrain.daemon.exchange import Exchange

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from geotrain.config import LivenessConfig
+from geotrain.configuration.site_table import LivenessConfig
 from geotrain.daemon.egress import EgressMeter
 from geotrain.daemon.watch import Watch
 from geotrain.transport.attachment import Attachment
