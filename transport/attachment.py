@@ -28,8 +28,9 @@ from geotrain.transport.attachment_dial import (
     attach,
     dial,
 )
+from geotrain.transport.attachment_incoming import InStream
 from geotrain.transport.attachment_io import AttachmentIO, Returned
-from geotrain.transport.attachment_streams import InStream, OutStream
+from geotrain.transport.attachment_streams import OutStream
 from geotrain.transport.maps import get_list, get_map, get_str
 from geotrain.transport.messages import Message, Presence, view_id
 from geotrain.transport.records import (

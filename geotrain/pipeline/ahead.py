@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from geotrain.pipeline.parcel import as_bytes, unpack_tree
-from geotrain.transport.attachment_streams import InStream
+from geotrain.transport.attachment_incoming import InStream
 from geotrain.transport.messages import Message
 
 Unpacked = tuple[Any, Any, str]

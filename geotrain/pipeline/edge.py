@@ -26,7 +26,7 @@ from geotrain.pipeline.parcel import (
 )
 from geotrain.pipeline.tree import TreeError
 from geotrain.transport.attachment import Attachment
-from geotrain.transport.attachment_streams import Received
+from geotrain.transport.attachment_incoming import Received
 from geotrain.transport.attachment_times import Hold, Passage
 from geotrain.transport.messages import BACKWARD, FORWARD, stream_id
 

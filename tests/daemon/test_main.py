@@ -20,7 +20,7 @@ import pytest
 
 from geotrain.errors import AttachError
 from geotrain.transport.attachment import Attachment
-from geotrain.transport.attachment_streams import Received
+from geotrain.transport.attachment_incoming import Received
 from geotrain.transport.messages import BACKWARD, FORWARD, stream_id
 from tests.daemon.daemons import STOP_LIMIT_S, Daemons, daemons
 from tests.transport.local_line import TIMEOUT_S, open_views, wait_for_state

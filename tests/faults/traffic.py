@@ -7,7 +7,7 @@ from collections.abc import Callable
 from random import Random
 
 from geotrain.transport.attachment import Attachment
-from geotrain.transport.attachment_streams import Received
+from geotrain.transport.attachment_incoming import Received
 from tests.faults.line import NUM_LANES, Line
 from tests.transport.local_line import open_views
 

@@ -7,7 +7,7 @@ import torch
 
 from geotrain.pipeline.ahead import Ahead, Unpacker
 from geotrain.pipeline.parcel import Codecs, pack_tree
-from geotrain.transport.attachment_streams import InStream
+from geotrain.transport.attachment_incoming import InStream
 from geotrain.transport.messages import Message
 
 CPU = torch.device("cpu")

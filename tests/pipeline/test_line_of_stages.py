@@ -16,7 +16,8 @@ from geotrain.pipeline.parcel import Codecs
 from geotrain.pipeline.runtime import Account, Runtime, Work
 from geotrain.pipeline.stage import Weight
 from geotrain.pipeline.trace import most_in_flight
-from geotrain.transport.attachment_streams import InStream, OutStream
+from geotrain.transport.attachment_incoming import InStream
+from geotrain.transport.attachment_streams import OutStream
 from geotrain.transport.flow import Ring
 from geotrain.transport.messages import BACKWARD, FORWARD, Message, stream_id
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from geotrain.errors import AttachError
 from geotrain.transport.arena import PAGE_BYTES
 from geotrain.transport.attachment import Attachment
-from geotrain.transport.attachment_streams import InStream, OutStream, Received
+from geotrain.transport.attachment_incoming import InStream, Received
+from geotrain.transport.attachment_streams import OutStream
 from geotrain.transport.flow import MAX_UNRELEASED
 from tests.transport.local_line import (
     TIMEOUT_S,

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from geotrain.transport import attachment_streams
-from geotrain.transport.attachment_streams import InStream, OutStream
+from geotrain.transport import attachment_incoming, attachment_streams
+from geotrain.transport.attachment_incoming import InStream
+from geotrain.transport.attachment_streams import OutStream
 from geotrain.transport.messages import Message
 
 VIEW = 3
@@ -47,7 +48,8 @@ class Pair:
 @pytest.fixture
 def clock(monkeypatch):
     now = SimpleNamespace(s=100.0)
-    monkeypatch.setattr(attachment_streams, "time", SimpleNamespace(monotonic=lambda: now.s))
+    for module in (attachment_streams, attachment_incoming):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now.s))
     return now
 
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geotrain.transport.attachment_streams import InStream, OutStream, Received
+from geotrain.transport.attachment_incoming import InStream, Received
+from geotrain.transport.attachment_streams import OutStream
 from geotrain.transport.events import Acked, Delivered, Event, LaneClosed, ViewFailed
 from geotrain.transport.flow import Ring
 from geotrain.transport.messages import Message, Presence
