@@ -95,7 +95,7 @@ LAYERS = (
     },
     {"transport", "compression", "state"},
     {"config"},
-    {"errors", "observability", "version"},
+    {"errors", "observability", "version", "whole_file"},
 )
 """From the top; a module imports from its own layer or from those below."""
 

@@ -2,9 +2,11 @@
 
 import json
 import logging
+import math
 from pathlib import Path
 
 from geotrain.daemon.egress import Spent
+from geotrain.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +22,10 @@ class EgressFile:
         """None where there is none yet, or none that can be understood, which is told."""
         try:
             found = json.loads(self.path.read_text(encoding="utf-8"))
-            return Spent(day=str(found["day"]), bytes=int(found["bytes"]), usd=float(found["usd"]))
+            spent = Spent(day=str(found["day"]), bytes=int(found["bytes"]), usd=float(found["usd"]))
+            if not (spent.bytes >= 0 and 0 <= spent.usd < math.inf):
+                raise ValueError("no such sums can have been spent")
+            return spent
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError) as error:
@@ -31,11 +36,9 @@ class EgressFile:
         """Replace the file as a whole; one that cannot be written is told once."""
         if spent == self._written:
             return
-        draft = self.path.with_name(self.path.name + ".new")
         record = {"day": spent.day, "bytes": spent.bytes, "usd": spent.usd}
         try:
-            draft.write_text(json.dumps(record), encoding="utf-8")
-            draft.replace(self.path)
+            write_whole(self.path, json.dumps(record))
         except OSError as error:
             if self._written is None:
                 logger.warning("! egress is lost with this daemon: %s: %s", self.path, error)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from geotrain.errors import GeotrainError
+from geotrain.whole_file import write_whole
 
 _BACKLOG = 64
 
@@ -59,9 +60,7 @@ class Place:
     def publish(self, addresses: dict[str, Any]) -> None:
         """Write the real addresses next to the socket, for `geotrain status`."""
         note = _beside(self._path, ".json")
-        draft = _beside(self._path, ".json.new")
-        draft.write_text(json.dumps(addresses), encoding="utf-8")
-        draft.replace(note)
+        write_whole(note, json.dumps(addresses))
 
     def release(self) -> None:
         self.listener.close()

@@ -74,7 +74,14 @@ def test_a_restart_does_not_renew_the_budget_and_midnight_does(tmp_path: Path) -
         assert after.summary()["bytes_today"] == (5 * GB if reason else GB)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"day": "2026-01-01", "bytes": "x", "usd": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]"]
+    + [
+        '{{"day": "2026-01-01", "bytes": {}, "usd": {}}}'.format(*sums)
+        for sums in (('"x"', 1), (1, "NaN"), (1, "Infinity"), (-1, 1), (1, -0.5))
+    ],
+)
 def test_a_file_that_makes_no_sense_is_told_and_counts_as_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:

@@ -1,6 +1,7 @@
 import asyncio
 import socket
 import sys
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import aiohttp
@@ -88,6 +89,22 @@ class Recorder:
                 await self.changed.wait()
 
 
+@asynccontextmanager
+async def met(way: Way, far: Recorder):
+    """A server whose every connection `far` gets, and one dialled there: (server, carrier, end)."""
+    link_server = LinkServer(tls=way.b)
+    await link_server.start("127.0.0.1", 0, lambda region: far)
+    try:
+        async with way.dial(link_server) as carrier:
+            end = Recorder()
+            end.start(carrier)
+            carrier.write(b"x")
+            await far.until(lambda: far.received == b"x")
+            yield link_server, carrier, end
+    finally:
+        await link_server.close()
+
+
 @pytest.fixture
 async def server(way):
     """A LinkServer on which every connection of "a" is echoed; the echoing ends are in `ends`."""
@@ -170,12 +187,8 @@ async def test_end_of_one_side_is_told_to_the_other(way, server):
 
 
 async def test_server_closes_at_once_with_lanes_open(way):
-    link_server = LinkServer(tls=way.b)
     far = Recorder()
-    await link_server.start("127.0.0.1", 0, lambda region: far)
-    async with way.dial(link_server) as carrier:
-        end = Recorder()
-        end.start(carrier)
+    async with met(way, far) as (link_server, _, end):
         async with asyncio.timeout(DEADLINE_S):  # aiohttp by itself would wait a minute
             await link_server.close()
         await end.until(lambda: end.reason is not None)
@@ -320,88 +333,60 @@ async def test_the_kernel_tells_what_was_acknowledged_and_takes_a_pace(way, serv
 
 async def test_what_waits_in_a_full_carrier_is_bounded_and_told_at_once(way):
     far = Recorder()
-    link_server = LinkServer(tls=way.b)
-    await link_server.start("127.0.0.1", 0, lambda region: far)
     piece = bytes(range(256)) * 1024
-    try:
-        async with way.dial(link_server) as carrier:
-            end = Recorder()
-            end.start(carrier)
-            carrier.write(b"x")
-            await far.until(lambda: far.received == b"x")
-            far.carrier.pause_reading()
-            written, turns_full, num_sent = 1, 0, 0
-            while turns_full < 3:  # The kernel's buffers grow for a while.
-                assert written < 64 << 20, "no kernel's buffers are so large"
-                if not end.is_paused:
-                    carrier.write(piece)
-                    written += len(piece)
-                # What waits is no more than the write that paused us, and its TLS records.
-                assert carrier.bytes_waiting <= len(piece) * 1.01
-                assert end.is_paused == (carrier.bytes_waiting > 0)
-                # Bytes that arrive meanwhile do not pass for room.
-                far.carrier.write(b"y")
-                num_sent += 1
-                await end.until(lambda count=num_sent: len(end.received) == count)
-                assert end.is_paused == (carrier.bytes_waiting > 0)
-                turns_full = turns_full + 1 if end.is_paused else 0
-            far.carrier.resume_reading()
-            await end.until(lambda: not end.is_paused)
-            assert carrier.bytes_waiting == 0
-            await far.until(lambda: len(far.received) == written)
-            assert far.received[1:] == piece * (written // len(piece))
-    finally:
-        await link_server.close()
+    async with met(way, far) as (_, carrier, end):
+        far.carrier.pause_reading()
+        written, turns_full, num_sent = 1, 0, 0
+        while turns_full < 3:  # The kernel's buffers grow for a while.
+            assert written < 64 << 20, "no kernel's buffers are so large"
+            if not end.is_paused:
+                carrier.write(piece)
+                written += len(piece)
+            # What waits is no more than the write that paused us, and its TLS records.
+            assert carrier.bytes_waiting <= len(piece) * 1.01
+            assert end.is_paused == (carrier.bytes_waiting > 0)
+            # Bytes that arrive meanwhile do not pass for room.
+            far.carrier.write(b"y")
+            num_sent += 1
+            await end.until(lambda count=num_sent: len(end.received) == count)
+            assert end.is_paused == (carrier.bytes_waiting > 0)
+            turns_full = turns_full + 1 if end.is_paused else 0
+        far.carrier.resume_reading()
+        await end.until(lambda: not end.is_paused)
+        assert carrier.bytes_waiting == 0
+        await far.until(lambda: len(far.received) == written)
+        assert far.received[1:] == piece * (written // len(piece))
 
 
 async def test_a_side_that_ends_its_writing_still_reads_what_comes(way):
     far = Recorder()
-    link_server = LinkServer(tls=way.b)
-    await link_server.start("127.0.0.1", 0, lambda region: far)
-    try:
-        async with way.dial(link_server) as carrier:
-            end = Recorder()
-            end.start(carrier)
-            carrier.write(b"x")
-            await far.until(lambda: far.received == b"x")
-            far.carrier.pause_reading()
-            carrier.write(b"the last word")
-            carrier.end_writing()
-            far.carrier.write(bytes(300_000))
-            await end.until(lambda: len(end.received) == 300_000)
-            assert end.reason is None
-            far.carrier.resume_reading()
-            await far.until(lambda: far.reason is not None)
-            assert far.received == b"xthe last word"
-            await end.until(lambda: end.reason is not None)
-            assert end.reason == "the peer closed the connection"
-    finally:
-        await link_server.close()
+    async with met(way, far) as (_, carrier, end):
+        far.carrier.pause_reading()
+        carrier.write(b"the last word")
+        carrier.end_writing()
+        far.carrier.write(bytes(300_000))
+        await end.until(lambda: len(end.received) == 300_000)
+        assert end.reason is None
+        far.carrier.resume_reading()
+        await far.until(lambda: far.reason is not None)
+        assert far.received == b"xthe last word"
+        await end.until(lambda: end.reason is not None)
+        assert end.reason == "the peer closed the connection"
 
 
 async def test_all_that_was_sent_arrives_before_the_end_whether_read_at_once_or_not(way):
     """In small buffers, of which asyncio's TLS would hand on one."""
-    far = Recorder(buffer_bytes=1000)
-    link_server = LinkServer(tls=way.b)
-    await link_server.start("127.0.0.1", 0, lambda region: far)
     payload = bytes(range(250)) * 80
-    try:
-        for is_paused in (False, True):
-            far.received.clear()
-            far.reason = None
-            async with way.dial(link_server) as carrier:
-                Recorder().start(carrier)
-                carrier.write(b"x")
-                await far.until(lambda: far.received == b"x")
-                if is_paused:
-                    far.carrier.pause_reading()
-                carrier.write(payload)
-                carrier.close()
-                await carrier.closed.wait()
-                if is_paused:
-                    far.carrier.resume_reading()
-                await far.until(lambda: far.reason is not None)
-            assert far.received == b"x" + payload
-            assert far.reason == "the peer closed the connection"
-    finally:
-        await link_server.close()
+    for is_paused in (False, True):
+        far = Recorder(buffer_bytes=1000)
+        async with met(way, far) as (_, carrier, _):
+            if is_paused:
+                far.carrier.pause_reading()
+            carrier.write(payload)
+            carrier.close()
+            await carrier.closed.wait()
+            if is_paused:
+                far.carrier.resume_reading()
+            await far.until(lambda far=far: far.reason is not None)
+        assert far.received == b"x" + payload
+        assert far.reason == "the peer closed the connection"

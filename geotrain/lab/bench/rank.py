@@ -13,6 +13,7 @@ from torch import nn
 import geotrain
 from geotrain.lab.bench.options import Work, times_path
 from geotrain.lab.bench.stage import SleepModel, make_batch, mean_output
+from geotrain.whole_file import write_whole
 
 
 def main() -> None:
@@ -32,10 +33,8 @@ def main() -> None:
             print(json.dumps(_line(result)), flush=True)
         taken.append(_means_s(result))
     folder = Path(os.environ["GEOTRAIN_CONFIG"]).parent
-    file = times_path(folder, region.name)
-    draft = file.with_suffix(".new")
-    draft.write_text(json.dumps(taken), encoding="utf-8")
-    draft.replace(file)  # at once: one that runs out of time is ended wherever it is
+    # At once: one that runs out of time is ended wherever it is.
+    write_whole(times_path(folder, region.name), json.dumps(taken))
 
 
 def _own_stage(model: nn.Module, region: geotrain.Region) -> nn.Module:
