@@ -13,12 +13,13 @@ from collections.abc import Iterator
 import pytest
 
 DEADLINE_S = 30
+# Scripts wait for blocked signals: one that comes just before `pause` would wait for the next.
 DAEMON = """
-    import signal, sys
-    signal.signal(signal.SIGTERM, lambda *_: (print("daemon: ended", flush=True), sys.exit(0)))
+    import signal
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     print("daemon: ready", flush=True)
-    while True:
-        signal.pause()
+    signal.sigwait([signal.SIGTERM])
+    print("daemon: ended", flush=True)
 """
 SITE = """
 version = 1
@@ -173,10 +174,10 @@ def test_signals_reach_the_command_which_ends_in_its_own_way(start, number):
     driver = start(
         *python(f"""
             import signal, sys
-            signal.signal({int(number)}, lambda *_: sys.exit(5))
+            signal.pthread_sigmask(signal.SIG_BLOCK, [{int(number)}])
             print("command: ready", flush=True)
-            while True:
-                signal.pause()
+            signal.sigwait([{int(number)}])
+            sys.exit(5)
         """)
     )
     driver.read_until("command: ready")
@@ -188,12 +189,11 @@ def test_signals_reach_the_command_which_ends_in_its_own_way(start, number):
 def test_a_second_signal_kills_a_command_that_ignores_the_first(start):
     driver = start(
         *python("""
-            import os, signal
-            # Not print: the signal may come while the line below is being written.
-            signal.signal(signal.SIGINT, lambda *_: os.write(1, b"command: no\\n"))
+            import signal
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
             print("command: ready", flush=True)
-            while True:
-                signal.pause()
+            while signal.sigwait([signal.SIGINT]):
+                print("command: no", flush=True)
         """)
     )
     driver.read_until("command: ready")
