@@ -19,7 +19,6 @@ from geotrain.membership import Membership
 from geotrain.observability.log import setup_logging
 from geotrain.pipeline import segment as segments
 from geotrain.pipeline import weights
-from geotrain.pipeline.ahead import Unpacker
 from geotrain.pipeline.checks import check_loss, check_training
 from geotrain.pipeline.context import Context, Parts, Place
 from geotrain.pipeline.device import PRECISIONS, choose_device
@@ -32,6 +31,7 @@ from geotrain.pipeline.runtime import Runtime
 from geotrain.pipeline.segment import SegmentInfo, Split
 from geotrain.pipeline.stage import LossFn, LossSpec, Stage
 from geotrain.pipeline.step import CommitHook, Pipeline
+from geotrain.pipeline.worker import Worker
 from geotrain.transport.messages import BACKWARD, FORWARD
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,8 @@ class Region:
         # the neighbour's next pipeline may begin to send while ours is still the last one.
         self._edges: dict[int, Edge] = {}
         self._line: Line | None = None
-        self._unpacker = Unpacker()
+        self._packer = Worker("geotrain-packer")
+        self._unpacker = Worker("geotrain-unpacker")
         self.device = choose_device()
         self.region_names = (
             [region.name for region in config.run.regions] if config is not None else [SOLO_NAME]
@@ -324,6 +325,7 @@ class Region:
                 Neighbour(name=self.region_names[other], own_name=self.name, boundary=boundary),
                 direction=direction,
                 codecs=Codecs(activations=compression.activations, gradients=compression.gradients),
+                packer=self._packer,
                 unpacker=self._unpacker,
             )
         edge = self._edges[boundary]
@@ -341,6 +343,7 @@ class Region:
         if self._membership is not None:
             self._membership.leave()
             self._membership = None
+        self._packer.close()
         self._unpacker.close()
         if self._mesh is not None and threading.current_thread() is threading.main_thread():
             self._mesh = None

@@ -86,7 +86,7 @@ class Attachment:
             lock=self._lock,
             daemon=f"the daemon of region {request.region}",
             on_records=self._handle,
-            on_gone=self._on_gone,
+            on_gone=self.nudge,
             beat=self._beat,
             return_s=return_s,
             find=self._find_daemon,
@@ -272,6 +272,11 @@ class Attachment:
                     return False
                 self._changed.wait(remaining_s)
 
+    def nudge(self) -> None:
+        """Have whoever waits look again: something changed that no record tells of."""
+        with self._changed:
+            self._changed.notify_all()
+
     def _await_board(self, num_regions: int, deadline: float) -> None:
         """Nobody shall take a board that is still coming in for the whole line."""
         timeout_s = max(0.0, deadline - time.monotonic())
@@ -299,10 +304,6 @@ class Attachment:
             return None
         age_s = time.monotonic() - since
         return {"type": "beat", "action": action, "age_s": age_s, "step": self._step}
-
-    def _on_gone(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
 
     def _handle(self, records: list[dict[str, Any]]) -> None:
         with self._changed:

@@ -121,12 +121,13 @@ class OutStream:
         with self._lock:
             return sum(sent.message.kind == kind for sent in self._sent.values())
 
-    def fits(self, nbytes: int) -> bool:
-        """Whether a message with a payload of `nbytes` (0: none, or inline) may be sent now."""
+    def fits(self, nbytes: int, *, count: int = 1) -> bool:
+        """Whether `count` messages of `nbytes` each (0: none, or inline) may be sent now."""
         with self._lock:
-            if self._view == 0 or len(self._sent) + len(self._reserved) >= MAX_UNRELEASED:
+            if self._view == 0 or len(self._sent) + len(self._reserved) + count > MAX_UNRELEASED:
                 return False
-            return nbytes == 0 or (self._ring.fits(nbytes) and self._mirror.fits(nbytes))
+            wanted = (count - 1) * aligned(nbytes) + nbytes
+            return nbytes == 0 or (self._ring.fits(wanted) and self._mirror.fits(wanted))
 
     def reserve(self, nbytes: int) -> tuple[int, memoryview]:
         """Take a slot, after `fits` said yes; fill the view, then `send` with the same size.

@@ -4,48 +4,35 @@ Nothing here waits. A stage asks `can_send` before it runs an action, so `send` 
 `pump` takes in what has come and puts out what is left of a message larger than the ring.
 """
 
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from geotrain.compression.policy import Role
 from geotrain.errors import RegionError
-from geotrain.pipeline.ahead import Ahead, Unpacker
+from geotrain.pipeline.ahead import Ahead
+from geotrain.pipeline.outgoing import ChangedError, Key, Outbox
 from geotrain.pipeline.parcel import (
     Codecs,
     Parcel,
     announced_bytes,
     as_bytes,
-    pack_record,
     pack_tree,
     unpack_record,
     unpack_tree,
 )
-from geotrain.pipeline.tree import TreeError
+from geotrain.pipeline.tree import TreeError, flatten
+from geotrain.pipeline.worker import Worker
 from geotrain.transport.attachment import Attachment
 from geotrain.transport.attachment_incoming import Received
 from geotrain.transport.attachment_times import Hold, Passage
 from geotrain.transport.messages import BACKWARD, FORWARD, stream_id
 
-INLINE_BYTES = 4096
 MAX_MESSAGE_BYTES = 1 << 40
 """Above anything of today; a header that asks for more is a mistake or an attack."""
-
-Key = tuple[str, int, int]
-"""(kind, step, microbatch); microbatch is -1 for records."""
-
-
-@dataclass(slots=True)
-class _Outgoing:
-    """A message that is not wholly handed over yet."""
-
-    key: Key
-    parcel: Parcel
-    next_byte: int = 0
-    next_part: int = 0
 
 
 @dataclass(slots=True)
@@ -81,6 +68,7 @@ class Edge:
     Args:
         direction: FORWARD where this region sends activations (its downstream edge), BACKWARD
             where it sends gradients (its upstream edge).
+        packer: Packs what is sent, while the stage computes on.
         unpacker: Unpacks ahead of their turn what was received.
     """
 
@@ -91,7 +79,8 @@ class Edge:
         *,
         direction: int,
         codecs: Codecs,
-        unpacker: Unpacker,
+        packer: Worker,
+        unpacker: Worker,
     ) -> None:
         self._neighbour = neighbour
         self._role: Role = "activation" if direction == FORWARD else "gradient"
@@ -99,11 +88,10 @@ class Edge:
         self._out = attachment.out(stream_id(neighbour.boundary, direction))
         other = BACKWARD if direction == FORWARD else FORWARD
         self._in = attachment.incoming(stream_id(neighbour.boundary, other))
+        self._outbox = Outbox(self._out, worker=packer, nudge=attachment.nudge)
         self._ahead = Ahead(self._in, unpacker)
-        self._outgoing: deque[_Outgoing] = deque()
         self._arrived: dict[Key, _Incoming] = {}
         self._gathering: _Incoming | None = None
-        self._largest_bytes = 0
         self._seen_unacknowledged = 0
         self._agreed: str | None = None
 
@@ -120,18 +108,16 @@ class Edge:
 
     def can_send(self) -> bool:
         """Whether a message as large as the largest so far can be handed over at once."""
-        return not self._outgoing and self._out.fits(
-            min(self._largest_bytes, self._out.max_part_bytes)
-        )
+        return self._outbox.can_send()
 
     @property
     def is_flushed(self) -> bool:
         """Whether everything sent has been handed to the daemon."""
-        return not self._outgoing
+        return self._outbox.is_flushed
 
     def unreleased(self, kind: str) -> int:
         """Messages of a kind that the neighbour has not taken yet."""
-        return self._out.unacknowledged_of(kind) + sum(o.key[0] == kind for o in self._outgoing)
+        return self._outbox.unreleased(kind)
 
     @property
     def wire_bytes(self) -> int:
@@ -141,7 +127,8 @@ class Edge:
     @property
     def slots(self) -> int:
         """How many of the largest tensors so far may be on their way or untaken; 0: not known."""
-        return self._out.slots(self._largest_bytes) if self._largest_bytes else 0
+        largest_bytes = self._outbox.largest_bytes
+        return self._out.slots(largest_bytes) if largest_bytes else 0
 
     def take_times(self) -> tuple[list[Passage], list[Hold]]:
         """What was acknowledged by the neighbour, and taken here, since this was last asked."""
@@ -149,89 +136,61 @@ class Edge:
 
     def send_record(self, kind: str, *, step: int, record: Mapping[str, Any]) -> None:
         """Send a small map in band, in order with the tensors."""
-        self._enqueue((kind, step, -1), pack_record(record))
+        self._outbox.send_record((kind, step, -1), record)
 
     def send(self, kind: str, *, step: int, microbatch: int, tree: Any, side: Any = None) -> None:
         """Send a tree of tensors, and side inputs that ride along and are always lossless.
 
-        The tensors are read before this returns, or kept until they are where the ring is full.
+        What autograd made is packed by another thread while the stage computes on, and must not be
+        changed in place from here on; `pump` notices where it is. Anything else may be a buffer
+        of the user's, and is read before this returns, or kept until it is where the ring is full.
 
         Raises:
-            RegionError: The tree cannot cross a boundary, or differs from the first step's.
+            RegionError: The tree cannot cross a boundary, or differs from the first step's. Of
+                what is packed later, `pump` raises it.
         """
         key = (kind, step, microbatch)
+        pack = partial(self._pack, key, tree, side)
+        tensors = _made_by_autograd(kind, tree)
+        if tensors is None:
+            self._outbox.send(key, pack)
+        else:
+            self._outbox.send_later(key, pack, unchanged=tensors)
+
+    def _pack(self, key: Key, tree: Any, side: Any) -> Parcel:
         try:
             parcel = pack_tree(tree, side, role=self._role, codecs=self._codecs)
         except TreeError as exc:
             raise self._error(key, str(exc)) from exc
         self._agree(key, parcel.signature)
-        if parcel.payload_bytes > INLINE_BYTES:
-            self._largest_bytes = max(self._largest_bytes, parcel.payload_bytes)
-        self._enqueue(key, parcel)
-
-    def _enqueue(self, key: Key, parcel: Parcel) -> None:
-        self._outgoing.append(_Outgoing(key, parcel))
-        self._put_out()
-
-    def _put_out(self) -> None:
-        while self._outgoing:
-            message = self._outgoing[0]
-            inline = message.parcel.payload_bytes <= INLINE_BYTES
-            if not (self._put_inline(message) if inline else self._put_parts(message)):
-                return
-            self._outgoing.popleft()
-
-    def _put_inline(self, message: _Outgoing) -> bool:
-        if not self._out.fits(0):
-            return False
-        kind, step, microbatch = message.key
-        payload = torch.zeros(message.parcel.payload_bytes, dtype=torch.uint8)
-        message.parcel.copy_range(0, payload)
-        self._out.send(
-            kind=kind,
-            step=step,
-            microbatch=microbatch,
-            header=message.parcel.header,
-            inline=payload.numpy().tobytes(),
-        )
-        return True
-
-    def _put_parts(self, message: _Outgoing) -> bool:
-        kind, step, microbatch = message.key
-        parcel, part_bytes = message.parcel, self._out.max_part_bytes
-        while message.next_byte < parcel.payload_bytes:
-            first = message.next_byte
-            size = min(part_bytes, parcel.payload_bytes - first)
-            if not self._out.fits(size):
-                return False
-            start, slot = self._out.reserve(size)
-            parcel.copy_range(first, torch.frombuffer(slot, dtype=torch.uint8))
-            self._out.send(
-                kind=kind,
-                step=step,
-                microbatch=microbatch,
-                part=message.next_part,
-                num_parts=-(-parcel.payload_bytes // part_bytes),
-                header=parcel.header if message.next_part == 0 else b"",
-                start=start,
-                payload_bytes=size,
-                hints=parcel.hints_within(first, size),
-            )
-            message.next_byte += size
-            message.next_part += 1
-        return True
+        return parcel
 
     # ---- receiving
 
     def has_news(self) -> bool:
-        """Whether something came, or was acknowledged, since the last `pump`."""
-        return self._in.pending() > 0 or self._out.unacknowledged < self._seen_unacknowledged
+        """Whether something came, was packed or was acknowledged since the last `pump`."""
+        return (
+            self._in.pending() > 0
+            or self._outbox.has_news()
+            or self._out.unacknowledged < self._seen_unacknowledged
+        )
 
     def pump(self) -> None:
-        """Take in what has arrived, put out what waits for room."""
+        """Take in what has arrived, put out what waits for room.
+
+        Raises:
+            RegionError: What was sent cannot be.
+        """
         # Counted first: an acknowledgement that comes while putting out is news again.
         self._seen_unacknowledged = self._out.unacknowledged
-        self._put_out()
+        try:
+            self._outbox.pump()
+        except ChangedError as exc:
+            raise self._error(
+                exc.key,
+                "a tensor was changed in place after the segment had put it out and before it was "
+                "sent; put out a clone of it",
+            ) from exc
         self._seen_unacknowledged = max(self._seen_unacknowledged, self._out.unacknowledged)
         while (received := self._in.take()) is not None:
             message = received.message
@@ -348,3 +307,19 @@ class Edge:
             microbatch=microbatch if microbatch >= 0 else None,
             key=f"{kind} over boundary {self._neighbour.boundary}",
         )
+
+
+def _made_by_autograd(kind: str, tree: Any) -> Sequence[torch.Tensor] | None:
+    """The tensors of a tree where none but autograd refers to any of them, on the CPU; else None.
+
+    On a GPU the copy belongs into the order of the training thread's own stream.
+    """
+    try:
+        tensors = flatten(tree)[1]
+    except TreeError:
+        return None  # said where it is packed
+    is_gradient = kind == "backward"
+    for tensor in tensors:
+        if tensor.device.type != "cpu" or not (is_gradient or tensor.grad_fn is not None):
+            return None
+    return tensors

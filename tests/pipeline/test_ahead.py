@@ -5,8 +5,9 @@ import threading
 import pytest
 import torch
 
-from geotrain.pipeline.ahead import Ahead, Unpacker
+from geotrain.pipeline.ahead import Ahead
 from geotrain.pipeline.parcel import Codecs, pack_tree
+from geotrain.pipeline.worker import Worker
 from geotrain.transport.attachment_incoming import InStream
 from geotrain.transport.messages import Message
 
@@ -57,7 +58,7 @@ class Receiver:
 
 @pytest.fixture
 def unpacker():
-    unpacker = Unpacker()
+    unpacker = Worker("geotrain-unpacker")
     yield unpacker
     unpacker.close()
 
@@ -144,7 +145,7 @@ def test_a_task_that_waits_behind_another_is_done_by_who_needs_it(receiver, unpa
 
 
 def test_close_ends_the_thread():
-    unpacker = Unpacker()
+    unpacker = Worker("geotrain-unpacker")
     unpacker.close()
     before = threading.active_count()
     finish(unpacker)

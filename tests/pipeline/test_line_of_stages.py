@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geotrain.pipeline.ahead import Unpacker
 from geotrain.pipeline.edge import Edge, Neighbour
 from geotrain.pipeline.group import Group
 from geotrain.pipeline.parcel import Codecs
 from geotrain.pipeline.runtime import Account, Runtime, Work
 from geotrain.pipeline.stage import Weight
 from geotrain.pipeline.trace import most_in_flight
+from geotrain.pipeline.worker import Worker
 from geotrain.transport.attachment_incoming import InStream
 from geotrain.transport.attachment_streams import OutStream
 from geotrain.transport.flow import Ring
@@ -79,6 +79,25 @@ class Place:
     def incoming(self, stream):
         return self._wires[stream].incoming
 
+    def nudge(self):
+        """Nobody waits here."""
+
+
+class LateWorker:
+    """Does what it is given when it is told to: its delay is one more event among the others."""
+
+    def __init__(self):
+        self._calls = deque()
+
+    def submit(self, call):
+        self._calls.append(call)
+
+    def work(self):
+        self._calls.popleft()()
+
+    def events(self):
+        return [self.work] * bool(self._calls)
+
 
 class FakeStage:
     """Puts out tensors of drawn sizes whose first value names the microbatch."""
@@ -103,7 +122,9 @@ class FakeStage:
             self.most_held = max(self.most_held, len(self.held))
         size = self._rng.choice(self._sizes)
         output = torch.full((size,), float(microbatch))
-        return output.requires_grad_(not self._frozen)
+        # Of autograd's making, so that it is packed later; or a leaf, as a user's buffer is one.
+        output.requires_grad_(not self._frozen)
+        return output * 1 if self._rng.random() < 0.7 else output
 
     def backward(self, grads, *, mode, step, microbatch):
         wanted = self.held.pop(microbatch)
@@ -118,7 +139,7 @@ class Around:
         pass
 
 
-def build_line(rng, *, num_stages, ring_bytes, sizes, windows, frozen_first, unpacker):
+def build_line(rng, *, num_stages, ring_bytes, sizes, windows, frozen_first, packers, unpacker):
     wires = {}
     for boundary in range(num_stages - 1):
         for direction in (FORWARD, BACKWARD):
@@ -131,10 +152,24 @@ def build_line(rng, *, num_stages, ring_bytes, sizes, windows, frozen_first, unp
         up = down = None
         if index > 0:
             neighbour = Neighbour(name="up", own_name=f"r{index}", boundary=index - 1)
-            up = Edge(place, neighbour, direction=BACKWARD, codecs=codecs, unpacker=unpacker)
+            up = Edge(
+                place,
+                neighbour,
+                direction=BACKWARD,
+                codecs=codecs,
+                packer=packers[index],
+                unpacker=unpacker,
+            )
         if index < num_stages - 1:
             neighbour = Neighbour(name="down", own_name=f"r{index}", boundary=index)
-            down = Edge(place, neighbour, direction=FORWARD, codecs=codecs, unpacker=unpacker)
+            down = Edge(
+                place,
+                neighbour,
+                direction=FORWARD,
+                codecs=codecs,
+                packer=packers[index],
+                unpacker=unpacker,
+            )
         stage = FakeStage(
             rng, sizes, last=index == num_stages - 1, frozen=frozen_first and index == 0
         )
@@ -152,7 +187,7 @@ def build_line(rng, *, num_stages, ring_bytes, sizes, windows, frozen_first, unp
     return wires, stages, runtimes
 
 
-def run_line(rng, wires, runtimes):
+def run_line(rng, wires, packers, runtimes):
     """Fire enabled events in random order until all is done; a deadlock is an assertion.
 
     Returns what each stage ran.
@@ -163,7 +198,8 @@ def run_line(rng, wires, runtimes):
             runtime.pump()
         if all(runtime.is_done for runtime in runtimes):
             return [account.trace for account in accounts.values()]
-        events = [event for wire in wires.values() for event in wire.events()]
+        places = [*wires.values(), *packers]
+        events = [event for place in places for event in place.events()]
         choices = events + [runtime for runtime in runtimes if not runtime.is_done]
         while choices:
             choice = choices.pop(rng.randrange(len(choices)))
@@ -193,7 +229,8 @@ def test_no_arrival_order_deadlocks_and_windows_and_memory_hold(
     seed, num_stages, num_microbatches, ring_pages, floats, windows, rooms, frozen_first, training
 ):
     rng = random.Random(seed)
-    unpacker = Unpacker()
+    packers = [LateWorker() for _ in range(num_stages)]
+    unpacker = Worker("geotrain-unpacker")
     wires, stages, runtimes = build_line(
         rng,
         num_stages=num_stages,
@@ -201,6 +238,7 @@ def test_no_arrival_order_deadlocks_and_windows_and_memory_hold(
         sizes=floats,
         windows=windows,
         frozen_first=frozen_first or not training,
+        packers=packers,
         unpacker=unpacker,
     )
     if not training:
@@ -221,7 +259,7 @@ def test_no_arrival_order_deadlocks_and_windows_and_memory_hold(
                 microbatches=batches if index == 0 else (),
             )
         )
-    traces = run_line(rng, wires, runtimes)
+    traces = run_line(rng, wires, packers, runtimes)
     unpacker.close()
     for stage, window, room, trace in zip(stages, windows, rooms, traces, strict=False):
         assert stage.most_held <= min(window, room)
