@@ -24,6 +24,7 @@ from geotrain.pipeline.context import Context, Parts, Place
 from geotrain.pipeline.device import PRECISIONS, choose_device
 from geotrain.pipeline.edge import Edge, Neighbour
 from geotrain.pipeline.group import Group
+from geotrain.pipeline.inputs import Inputs
 from geotrain.pipeline.line import Line
 from geotrain.pipeline.microbatch import count_targets
 from geotrain.pipeline.parcel import Codecs
@@ -260,6 +261,7 @@ class Region:
             index=self.index,
             upstream=parts.upstream,
             downstream=parts.downstream,
+            inputs=Inputs(worker=self._unpacker, device=self.device),
             group=Group(rank=self.rank, size=self.world_size),
             device=self.device,
             surroundings=context,
@@ -340,11 +342,12 @@ class Region:
         if self._pipeline is not None:
             self._pipeline[0].close()
             self._pipeline = None
+        # What they have to say to the daemon comes before the last word.
+        self._packer.close()
+        self._unpacker.close()
         if self._membership is not None:
             self._membership.leave()
             self._membership = None
-        self._packer.close()
-        self._unpacker.close()
         if self._mesh is not None and threading.current_thread() is threading.main_thread():
             self._mesh = None
             if dist.is_initialized():

@@ -11,9 +11,10 @@ import torch
 from geotrain.errors import RegionError
 from geotrain.pipeline.edge import Edge
 from geotrain.pipeline.group import Group
+from geotrain.pipeline.inputs import Inputs
 from geotrain.pipeline.microbatch import tree_bytes
 from geotrain.pipeline.schedule import Action, Kind, next_kind
-from geotrain.pipeline.stage import Stage, Weight, copy_to_device
+from geotrain.pipeline.stage import Stage, Weight
 from geotrain.pipeline.trace import TracedAction
 
 _WORDS: dict[Kind, str] = {"F": "forward", "B": "backward"}
@@ -88,6 +89,7 @@ class Runtime:
         index: int,
         upstream: Edge | None,
         downstream: Edge | None,
+        inputs: Inputs,
         group: Group,
         device: torch.device,
         surroundings: Surroundings,
@@ -97,6 +99,7 @@ class Runtime:
         self._up = upstream
         self._down = downstream
         self._edges = [edge for edge in (upstream, downstream) if edge is not None]
+        self._inputs = inputs
         self._group = group
         self._device = device
         self._around = surroundings
@@ -121,6 +124,7 @@ class Runtime:
     def start(self, work: Work) -> None:
         """Take up a batch; nothing of it has run."""
         self._work = work
+        self._inputs.start(work.microbatches)
         self._awaiting = []
         self._next_forward = 0
         self._last = None
@@ -254,7 +258,7 @@ class Runtime:
 
     def _forward(self, microbatch: int, work: Work) -> float:
         if self._up is None:
-            inputs, targets = copy_to_device(work.microbatches[microbatch], self._device)
+            inputs, targets = self._inputs.take(microbatch)
         else:
             inputs, targets = self._up.take(work.mode, work.step, microbatch, device=self._device)
         began = time.monotonic()

@@ -11,7 +11,7 @@ from torch import nn
 
 from geotrain.pipeline.device import seed_generators
 from geotrain.pipeline.memory import ActivationMeter
-from geotrain.pipeline.tree import flatten, map_tensors, unflatten
+from geotrain.pipeline.tree import flatten, unflatten
 
 LossFn = Callable[[Any, Any], torch.Tensor]
 
@@ -254,8 +254,3 @@ def draw_seed(seed: int, mode: str, step: int, microbatch: int, layer: str) -> i
     """The seed of a layer's random numbers at one place in the run."""
     digest = hashlib.sha256(f"{seed}/{mode}/{step}/{microbatch}/{layer}".encode()).digest()
     return int.from_bytes(digest[:8], "little") % 2**63
-
-
-def copy_to_device(tree: Any, device: torch.device) -> Any:
-    """The tree with copies of its tensors on `device`, which share no memory with anything."""
-    return map_tensors(tree, lambda tensor: tensor.to(device, copy=True))

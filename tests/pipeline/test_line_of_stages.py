@@ -3,6 +3,7 @@
 import random
 import threading
 from collections import deque
+from concurrent.futures import Future
 from dataclasses import replace
 
 import torch
@@ -11,11 +12,11 @@ from hypothesis import strategies as st
 
 from geotrain.pipeline.edge import Edge, Neighbour
 from geotrain.pipeline.group import Group
+from geotrain.pipeline.inputs import Inputs
 from geotrain.pipeline.parcel import Codecs
 from geotrain.pipeline.runtime import Account, Runtime, Work
 from geotrain.pipeline.stage import Weight
 from geotrain.pipeline.trace import most_in_flight
-from geotrain.pipeline.worker import Worker
 from geotrain.transport.attachment_incoming import InStream
 from geotrain.transport.attachment_streams import OutStream
 from geotrain.transport.flow import Ring
@@ -90,10 +91,14 @@ class LateWorker:
         self._calls = deque()
 
     def submit(self, call):
-        self._calls.append(call)
+        future = Future()
+        self._calls.append((call, future))
+        return future
 
     def work(self):
-        self._calls.popleft()()
+        call, future = self._calls.popleft()
+        if future.set_running_or_notify_cancel():
+            future.set_result(call())
 
     def events(self):
         return [self.work] * bool(self._calls)
@@ -139,7 +144,7 @@ class Around:
         pass
 
 
-def build_line(rng, *, num_stages, ring_bytes, sizes, windows, frozen_first, packers, unpacker):
+def build_line(rng, *, num_stages, ring_bytes, sizes, windows, frozen_first, packers, unpackers):
     wires = {}
     for boundary in range(num_stages - 1):
         for direction in (FORWARD, BACKWARD):
@@ -158,7 +163,7 @@ def build_line(rng, *, num_stages, ring_bytes, sizes, windows, frozen_first, pac
                 direction=BACKWARD,
                 codecs=codecs,
                 packer=packers[index],
-                unpacker=unpacker,
+                unpacker=unpackers[index],
             )
         if index < num_stages - 1:
             neighbour = Neighbour(name="down", own_name=f"r{index}", boundary=index)
@@ -168,7 +173,7 @@ def build_line(rng, *, num_stages, ring_bytes, sizes, windows, frozen_first, pac
                 direction=FORWARD,
                 codecs=codecs,
                 packer=packers[index],
-                unpacker=unpacker,
+                unpacker=unpackers[index],
             )
         stage = FakeStage(
             rng, sizes, last=index == num_stages - 1, frozen=frozen_first and index == 0
@@ -179,6 +184,7 @@ def build_line(rng, *, num_stages, ring_bytes, sizes, windows, frozen_first, pac
             index=index,
             upstream=up,
             downstream=down,
+            inputs=Inputs(worker=unpackers[index], device=torch.device("cpu")),
             group=Group(rank=0, size=1),
             device=torch.device("cpu"),
             surroundings=Around(),
@@ -187,7 +193,7 @@ def build_line(rng, *, num_stages, ring_bytes, sizes, windows, frozen_first, pac
     return wires, stages, runtimes
 
 
-def run_line(rng, wires, packers, runtimes):
+def run_line(rng, wires, workers, runtimes):
     """Fire enabled events in random order until all is done; a deadlock is an assertion.
 
     Returns what each stage ran.
@@ -198,7 +204,7 @@ def run_line(rng, wires, packers, runtimes):
             runtime.pump()
         if all(runtime.is_done for runtime in runtimes):
             return [account.trace for account in accounts.values()]
-        places = [*wires.values(), *packers]
+        places = [*wires.values(), *workers]
         events = [event for place in places for event in place.events()]
         choices = events + [runtime for runtime in runtimes if not runtime.is_done]
         while choices:
@@ -230,7 +236,7 @@ def test_no_arrival_order_deadlocks_and_windows_and_memory_hold(
 ):
     rng = random.Random(seed)
     packers = [LateWorker() for _ in range(num_stages)]
-    unpacker = Worker("geotrain-unpacker")
+    unpackers = [LateWorker() for _ in range(num_stages)]
     wires, stages, runtimes = build_line(
         rng,
         num_stages=num_stages,
@@ -239,7 +245,7 @@ def test_no_arrival_order_deadlocks_and_windows_and_memory_hold(
         windows=windows,
         frozen_first=frozen_first or not training,
         packers=packers,
-        unpacker=unpacker,
+        unpackers=unpackers,
     )
     if not training:
         for stage in stages:
@@ -259,8 +265,7 @@ def test_no_arrival_order_deadlocks_and_windows_and_memory_hold(
                 microbatches=batches if index == 0 else (),
             )
         )
-    traces = run_line(rng, wires, packers, runtimes)
-    unpacker.close()
+    traces = run_line(rng, wires, [*packers, *unpackers], runtimes)
     for stage, window, room, trace in zip(stages, windows, rooms, traces, strict=False):
         assert stage.most_held <= min(window, room)
         assert [f"{action.kind}{action.microbatch}" for action in trace] == stage.order

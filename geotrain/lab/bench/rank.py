@@ -12,7 +12,7 @@ from torch import nn
 
 import geotrain
 from geotrain.lab.bench.options import Work, times_path
-from geotrain.lab.bench.stage import SleepModel, make_batch, mean_output
+from geotrain.lab.bench.stage import SleepModel, make_batch
 from geotrain.whole_file import write_whole
 
 
@@ -20,9 +20,10 @@ def main() -> None:
     work = Work.from_json(sys.argv[1])
     region = geotrain.attach()
     segment = region.segment(lambda: SleepModel.of(work), split=_own_stage)
+    assert isinstance(segment, SleepModel)
     region.init_weights(segment)
     optimizer = torch.optim.SGD(segment.parameters(), lr=1e-3)
-    pipeline = region.pipeline(segment, optimizer, loss_fn=mean_output)
+    pipeline = region.pipeline(segment, optimizer, loss_fn=segment.loss)
     batch = make_batch(work) if region.reads_data else None
     if region.is_main:
         print(json.dumps({"ready": True}), flush=True)

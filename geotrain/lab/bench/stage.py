@@ -1,11 +1,12 @@
 """A stage that takes a given time and passes a real tensor on.
 
 geotrain and torch are measured with this same stage. Its time runs from the moment it is called,
-and what it does itself (a copy of the tensor) is part of it; what wakes it late is not made good.
+and what it does itself (a copy of the tensor, in the last stage the loss as well) is part of it;
+what wakes it late is not made good.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,16 +19,12 @@ _WAKING_S = 200e-6
 """Spent awake before the time is up: a sleep ends some 60 to 100 us late on an idle machine."""
 
 
-def _taking(duration_s: float, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """The result of `work`, not before `duration_s` have passed since the call."""
-    due = time.monotonic() + duration_s
-    result = work()
-    left_s = due - time.monotonic() - _WAKING_S
+def _sleep_until(due_s: float) -> None:
+    left_s = due_s - time.monotonic() - _WAKING_S
     if left_s > 0:
         time.sleep(left_s)
-    while time.monotonic() < due:
+    while time.monotonic() < due_s:
         pass  # even a sleep of no length takes 60 us, and no other thread of ours is in a hurry
-    return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,24 +42,37 @@ class Duration:
 class _Sleep(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, forward: Duration, backward: Duration
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, stage: "SleepStage"
     ) -> torch.Tensor:
-        ctx.backward_s = backward.of(x)
-        return _taking(forward.of(x), x.clone)
+        ctx.stage, ctx.backward_s = stage, stage.backward_time.of(x)
+        stage.forward_due_s = time.monotonic() + stage.forward_time.of(x)
+        out = x.clone()
+        if not stage.is_last:  # there the loss is still to come
+            _sleep_until(stage.forward_due_s)
+        return out
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
-        passed_on = _taking(ctx.backward_s, grad.clone)
-        return passed_on, grad.flatten()[0].clone(), None, None
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        stage = ctx.stage
+        began_s = stage.backward_began_s if stage.is_last else time.monotonic()
+        passed_on, weight_grad = grad.clone(), grad.flatten()[0].clone()
+        _sleep_until(began_s + ctx.backward_s)
+        return passed_on, weight_grad, None
 
 
 class SleepStage(nn.Module):
-    """Sleeps instead of computing, so that a step measures the pipeline and not the machine."""
+    """Sleeps instead of computing, so that a step measures the pipeline and not the machine.
 
-    def __init__(self, *, forward: Duration, backward: Duration) -> None:
+    Args:
+        is_last: Whether `loss` follows each forward, and is part of its time and of the backward's.
+    """
+
+    def __init__(self, *, forward: Duration, backward: Duration, is_last: bool = False) -> None:
         super().__init__()
         self.forward_time = forward
         self.backward_time = backward
+        self.is_last = is_last
+        self.forward_due_s = self.backward_began_s = 0.0
         # So that the first stage has a backward as well.
         self.weight = nn.Parameter(torch.ones(()))
 
@@ -71,10 +81,30 @@ class SleepStage(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # torch does not say what apply() takes and returns.
-        out: torch.Tensor = _Sleep.apply(  # type: ignore[no-untyped-call]
-            x, self.weight, self.forward_time, self.backward_time
-        )
+        out: torch.Tensor = _Sleep.apply(x, self.weight, self)  # type: ignore[no-untyped-call]
         return out
+
+    def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """The mean of what the last stage has just put out, once its forward's time is up."""
+        mean: torch.Tensor = _Mean.apply(output, self)  # type: ignore[no-untyped-call]
+        loss = mean * target.mean()
+        _sleep_until(self.forward_due_s)
+        return loss
+
+
+class _Mean(torch.autograd.Function):
+    """The mean, whose gradient is one number seen as a tensor: torch's own fills one with it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, stage: SleepStage) -> torch.Tensor:
+        ctx.shape, ctx.stage = x.shape, stage
+        return x.mean()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.stage.backward_began_s = time.monotonic()
+        each: torch.Tensor = grad / ctx.shape.numel()
+        return each.expand(ctx.shape), None
 
 
 def stage_of(work: Work, index: int) -> SleepStage:
@@ -82,6 +112,7 @@ def stage_of(work: Work, index: int) -> SleepStage:
     return SleepStage(
         forward=Duration(fixed_s=work.forward_s[index], sample_s=work.forward_sample_s),
         backward=Duration(fixed_s=work.backward_s[index], sample_s=work.backward_sample_s),
+        is_last=index == work.num_stages - 1,
     )
 
 
@@ -101,34 +132,17 @@ class SleepModel(nn.Module):
             x = stage(x)
         return x
 
+    def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """`SleepStage.loss` of the stage that put this out."""
+        last = list(self.stages.values())[-1]
+        assert isinstance(last, SleepStage)
+        return last.loss(output, target)
+
     def only(self, index: int) -> "SleepModel":
         """The part with one stage."""
         stage = self.stages[str(index)]
         assert isinstance(stage, SleepStage)
         return SleepModel({str(index): stage})
-
-
-class _Mean(torch.autograd.Function):
-    """The mean, whose gradient is one number seen as a tensor.
-
-    torch's own fills a tensor with it: half a millisecond that belongs to no stage.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.shape = x.shape
-        return x.mean()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        each: torch.Tensor = grad / ctx.shape.numel()
-        return each.expand(ctx.shape)
-
-
-def mean_output(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """A loss that costs next to nothing."""
-    mean: torch.Tensor = _Mean.apply(output)  # type: ignore[no-untyped-call]  # torch leaves it so
-    return mean * target.mean()
 
 
 def make_batch(work: Work) -> tuple[torch.Tensor, torch.Tensor]:

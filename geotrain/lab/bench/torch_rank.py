@@ -19,7 +19,7 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from geotrain.lab.bench.options import Work
 from geotrain.lab.bench.schedule import rows, stage_widths
-from geotrain.lab.bench.stage import make_batch, mean_output, stage_of
+from geotrain.lab.bench.stage import SleepStage, make_batch, stage_of
 
 _COLLECTIVE_LIMIT = timedelta(minutes=30)
 """Whoever started this process has the deadline."""
@@ -52,7 +52,7 @@ def _measure(work: Work, rank: int, variant: str) -> None:
         input_args=(example.clone().requires_grad_(rank > 0),),
         output_args=(example.clone().requires_grad_(True),),
     )
-    schedule = _schedule(work, stage, variant)
+    schedule = _schedule(work, module, stage, variant)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
     inputs = (x,) if rank == 0 else ()
     is_last = rank == work.num_stages - 1
@@ -68,17 +68,17 @@ def _measure(work: Work, rank: int, variant: str) -> None:
         began = ended
 
 
-def _schedule(work: Work, stage: PipelineStage, variant: str) -> Any:
+def _schedule(work: Work, module: SleepStage, stage: PipelineStage, variant: str) -> Any:
     count = work.first_count
     if variant == "1f1b":
-        return Schedule1F1B(stage, n_microbatches=count, loss_fn=mean_output)
+        return Schedule1F1B(stage, n_microbatches=count, loss_fn=module.loss)
     if variant == "gpipe":
-        return ScheduleGPipe(stage, n_microbatches=count, loss_fn=mean_output)
+        return ScheduleGPipe(stage, n_microbatches=count, loss_fn=module.loss)
     first = int(variant.removeprefix("csv"))
     widths = stage_widths(first, num_stages=work.num_stages, num_microbatches=count)
     # A private class of torch, without annotations.
     schedule = _PipelineScheduleRuntime(  # type: ignore[no-untyped-call]
-        [stage], n_microbatches=count, loss_fn=mean_output
+        [stage], n_microbatches=count, loss_fn=module.loss
     )
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "schedule.csv"

@@ -25,6 +25,20 @@ def test_it_takes_its_time_and_passes_the_tensor_on(requires_grad):
     assert x.grad is None if not requires_grad else torch.equal(x.grad, grad)
 
 
+def test_the_last_stage_counts_its_loss_in():
+    stage = SleepStage(
+        forward=Duration(fixed_s=0.02), backward=Duration(fixed_s=0.01), is_last=True
+    )
+    x = torch.tensor([1.0, 2.0, 6.0], requires_grad=True)
+    began = time.monotonic()
+    loss = stage.loss(stage(x), torch.tensor([2.0]))
+    forwarded = time.monotonic()
+    assert forwarded - began >= 0.02 and loss.item() == 6.0
+    loss.backward()
+    assert time.monotonic() - forwarded >= 0.01
+    assert torch.equal(x.grad, torch.full((3,), 2.0 / 3)) and stage.weight.grad is not None
+
+
 def test_a_stage_keeps_its_name_in_its_region():
     work = Work(
         forward_s=[0.0] * 3, backward_s=[0.0] * 3, boundary_bytes=8, num_microbatches=2, steps=2
