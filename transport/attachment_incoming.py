@@ -42,6 +42,14 @@ class Received:
         self._release(self.message)
 
 
+@dataclass(frozen=True, slots=True)
+class _Delivered:
+    """A message that nobody has taken yet, and when it came."""
+
+    message: Message
+    came_s: float
+
+
 class InStream:
     """Receives the messages of one stream in sequence order."""
 
@@ -54,8 +62,8 @@ class InStream:
         self._lock = lock
         self._post = post
         self._view = 0
-        self._queue: deque[Message] = deque()
-        self._early: deque[Message] = deque()
+        self._queue: deque[_Delivered] = deque()
+        self._early: deque[_Delivered] = deque()
         self._delivered_view = 0
         """The view that the next three are about; it may be ahead of the one open here."""
         self._num_delivered = 0
@@ -72,11 +80,11 @@ class InStream:
         with self._lock:
             self._view = view
             came = [*self._queue, *self._early]
-            self._queue = deque(message for message in came if message.view == view)
+            self._queue = deque(one for one in came if one.message.view == view)
             self._early.clear()
-            for message in came:
-                if message.view != view:
-                    self._release(message)
+            for one in came:
+                if one.message.view != view:
+                    self._release(one.message)
 
     def close(self) -> None:
         """Let go of the arena, so that it can be unmapped."""
@@ -87,9 +95,8 @@ class InStream:
         with self._lock:
             if not self._queue:
                 return None
-            message = self._queue.popleft()
-            came_s = self._came_s.get(message.seq, time.monotonic())
-        return Received(message, self._payload(message), self._release, came_s)
+            one = self._queue.popleft()
+        return Received(one.message, self._payload(one.message), self._release, one.came_s)
 
     def expect(self, kind: str, step: int, microbatch: int, then: OnExpected) -> None:
         """Call `then` once a message of one part is there, at once if it is; one at a time.
@@ -149,20 +156,30 @@ class InStream:
         if message.payload_bytes:
             self._cursor = aligned(message.start + message.payload_bytes)
         self._held[message.seq] = message
-        self._came_s[message.seq] = time.monotonic()
+        delivered = _Delivered(message, time.monotonic())
+        self._came_s[message.seq] = delivered.came_s
         if message.view == self._view:
-            self._queue.append(message)
+            self._queue.append(delivered)
             self._compare(message)
         elif message.view == board_view:
-            self._early.append(message)
+            self._early.append(delivered)
         else:
             self._release(message)
+
+    def release_early(self, message: Message) -> None:
+        """Give back the slot of an expected message, for who has copied its payload.
+
+        It may be in the hands of who took it, or be taken later: with a payload that says nothing
+        any more, and not to be released again.
+        """
+        self._release(message)
 
     def _release(self, message: Message) -> None:
         # One step under the lock: a daemon that comes now must learn of it one way or the other.
         with self._lock:
             if message.view == self._delivered_view:
-                self._held.pop(message.seq, None)
+                if self._held.pop(message.seq, None) is None:
+                    return  # early
                 self._note_hold(message)
             seqs = [message.seq]
             self._post(

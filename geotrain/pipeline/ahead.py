@@ -24,7 +24,7 @@ class Ahead:
     """The next tensors of one edge: expected, being unpacked, or unpacked.
 
     One message at most, so that what is in memory beyond the arena is one message more. Its slot
-    stays taken, and its credit with the sender too, until the stage takes it.
+    goes back to the sender as soon as it is unpacked: to say so takes as long as waking the daemon.
     """
 
     def __init__(self, stream: InStream, unpacker: Worker) -> None:
@@ -37,25 +37,25 @@ class Ahead:
 
         On a GPU the copy belongs into the order of the training thread's own stream.
         """
-        self._begun = None
-        if device.type == "cpu":
+        # What is unpacked is nowhere else any more, so it is kept until somebody takes it.
+        if device.type == "cpu" and self._begun is None:
             self._stream.expect(kind, step, microbatch, self._begin)
 
     def take(self, message: Message) -> Unpacked | None:
-        """What has become of a message; None where nobody has begun with it.
+        """What has become of a message, whose slot is given back; None where nobody has begun.
 
         Raises:
             ValueError: The message does not add up.
         """
-        begun, self._begun = self._begun, None
-        if begun is None or begun[0] is not message or begun[1].cancel():
+        if self._begun is None or self._begun[0] is not message:
             return None
-        return begun[1].result()
+        (_, unpacked), self._begun = self._begun, None
+        return None if unpacked.cancel() else unpacked.result()
 
     def _begin(self, message: Message, payload: memoryview) -> None:
-        call = partial(_unpack, message.header, payload)
-        self._begun = (message, self._unpacker.submit(call))
+        self._begun = (message, self._unpacker.submit(partial(self._unpack, message, payload)))
 
-
-def _unpack(header: bytes, payload: memoryview) -> Unpacked:
-    return unpack_tree(header, as_bytes(payload), device=torch.device("cpu"))
+    def _unpack(self, message: Message, payload: memoryview) -> Unpacked:
+        unpacked = unpack_tree(message.header, as_bytes(payload), device=torch.device("cpu"))
+        self._stream.release_early(message)
+        return unpacked

@@ -89,7 +89,6 @@ class Edge:
         other = BACKWARD if direction == FORWARD else FORWARD
         self._in = attachment.incoming(stream_id(neighbour.boundary, other))
         self._outbox = Outbox(self._out, worker=packer, nudge=attachment.nudge)
-        self._unpacker = unpacker
         self._ahead = Ahead(self._in, unpacker)
         self._arrived: dict[Key, _Incoming] = {}
         self._gathering: _Incoming | None = None
@@ -276,11 +275,10 @@ class Edge:
             unpacked = self._ahead.take(slot.message) if slot is not None else None
             if unpacked is None:
                 unpacked = unpack_tree(incoming.header, incoming.payload, device=device)
+                incoming.release()
         except ValueError as exc:
             raise self._error(key, f"malformed tensors from {self.name}: {exc}") from exc
         tree, side, found = unpacked
-        # To tell the daemon takes as long as waking it, and the stage can begin.
-        self._unpacker.submit(incoming.release)
         self._ahead.expect(kind, step, microbatch + 1, device=device)
         self._agree(key, found)
         return tree, side

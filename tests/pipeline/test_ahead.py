@@ -21,8 +21,12 @@ class Receiver:
 
     def __init__(self, unpacker):
         self.memory = bytearray(4096)
+        self.records = []
         self.stream = InStream(
-            stream=1, memory=memoryview(self.memory), lock=threading.RLock(), post=lambda _: None
+            stream=1,
+            memory=memoryview(self.memory),
+            lock=threading.RLock(),
+            post=self.records.append,
         )
         self.stream.open(VIEW)
         self.ahead = Ahead(self.stream, unpacker)
@@ -51,6 +55,9 @@ class Receiver:
         self._seq += 1
         self.stream.on_delivered(message, board_view=VIEW)
         return message
+
+    def released(self):
+        return [seq for record in self.records for seq in record["seqs"]]
 
     def expect(self, microbatch, *, device=CPU):
         self.ahead.expect("forward", 1, microbatch, device=device)
@@ -98,23 +105,33 @@ def test_a_message_that_is_in_hand_already_is_unpacked_too(receiver, unpacker):
     finish(unpacker)
     assert receiver.ahead.take(message)[0].item() == 0
     received.release()
+    assert receiver.released() == [message.seq], "once, whoever says it"
 
 
-def test_one_message_at_a_time_and_another_is_left_to_who_takes_it(receiver, unpacker):
+def test_the_slot_is_given_back_once_and_what_is_unpacked_is_kept(receiver, unpacker):
     receiver.expect(1)
     other, expected = receiver.deliver(0), receiver.deliver(1)
     again = receiver.deliver(1)
     finish(unpacker)
-    assert receiver.ahead.take(other) is None
-    assert receiver.ahead.take(expected) is None, "given up with the first question"
-    assert receiver.ahead.take(again) is None
-
-
-def test_what_is_expected_no_more_is_not_handed_out(receiver, unpacker):
+    assert receiver.released() == [expected.seq]
+    receiver.memory[:] = bytes(4096)
     receiver.expect(1)
-    message = receiver.deliver(1)
-    receiver.expect(2)
-    assert receiver.ahead.take(message) is None
+    assert receiver.ahead.take(other) is None
+    assert receiver.ahead.take(expected)[0].item() == 1, "it is nowhere else any more"
+    assert receiver.ahead.take(again) is None
+    taken = receiver.stream.take()
+    assert taken.message is other
+    taken.release()
+    assert receiver.stream.take().message is expected, "in its order, whoever has copied it"
+    assert receiver.released() == [expected.seq, other.seq]
+
+
+def test_what_another_view_brings_is_not_given_back_twice(receiver, unpacker):
+    receiver.expect(0)
+    message = receiver.deliver(0)
+    finish(unpacker)
+    receiver.stream.open(VIEW + 1)
+    assert receiver.released() == [message.seq]
 
 
 def test_a_part_of_a_larger_message_and_other_devices_are_left_alone(receiver, unpacker):
