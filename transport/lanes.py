@@ -79,8 +79,8 @@ class Lanes:
         self._without_control = asyncio.Event()
         self._without_control.set()
         self._closing = False
-        self._takes_turns = False
-        """Whether one lane would do, and a second one takes turns with it (turns.py)."""
+        self._least_lanes = 1
+        """Bulk lanes to have where one would do: a second one may take turns with it (turns.py)."""
         self._group: asyncio.TaskGroup | None = None
         self._epoch = 0
         self._bytes_sent = self._bytes_received = self._num_opened = 0
@@ -153,11 +153,9 @@ class Lanes:
 
     def want(self, num_lanes: int) -> None:
         """So many bulk lanes would be best for what this side has to send."""
-        if self._takes_turns:
-            num_lanes = max(num_lanes, 2)
         self.bulk.want(num_lanes)
         if self.control is not None and not self.control.protocol.dialled:
-            self.control.protocol.wish(num_lanes)
+            self.control.protocol.wish(max(num_lanes, self._least_lanes))
             self.control.wake()
 
     def wake(self) -> None:
@@ -313,15 +311,21 @@ class Lanes:
         lane.carrier.carry(bulk=False)
         lane.set_timer()
         self.state.set("connected", "", detail=lane.carrier.peer_address)
-        dialled = lane.protocol.dialled
+        self._begin_bulk(lane, peer)
+
+    def _begin_bulk(self, control: Lane, peer: PeerNamed) -> None:
+        dialled, num_lanes = control.protocol.dialled, self._settings.num_lanes
+        takes_turns = control.carrier.congestion == BBR and num_lanes is None
+        self._least_lanes = 2 if takes_turns else 1
         self.bulk.begin(
             boot=self._hello.boot if dialled else peer.boot,
             epoch=self._epoch if dialled else peer.epoch,
             dialled=dialled,
+            at_least=self._least_lanes,
             group=self._group,
         )
-        self._takes_turns = lane.carrier.congestion == BBR and self._settings.num_lanes is None
-        self.want(self._rates.count.wanted)
+        if num_lanes is not None or (takes_turns and not dialled):
+            self.want(self._rates.count.wanted)
 
     def _bulk_is_missing(self) -> None:
         if self.control is not None:

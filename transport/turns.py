@@ -26,8 +26,9 @@ SEEN_LATE_S = 0.5
 EARLY_S = 5.0
 """A lane carries at least so long: the other one has then rested half of its time."""
 LATE_S = EXPIRES_S - SEEN_LATE_S
-LEFT_S = 1.0
-"""A lane that has not expired takes over only if it has so long left."""
+LATER_S = 0.2
+"""A lane that has not expired takes over if it expires so much later: by then the other one will
+have rested and expired."""
 WARM_BYTES = 1 << 20
 """Before so much was acknowledged on each, both carry: a lane's first bytes are slow."""
 REST_PINGS = 5
@@ -79,8 +80,9 @@ class Turns:
         age_s = now - mine.noted_s
         if self._has_expired(other, now):
             return age_s >= EARLY_S or mine.is_probed
-        left_s = other.noted_s + EXPIRES_S - now
-        return left_s >= LEFT_S and (age_s >= LATE_S or mine.is_probed)
+        if now - other.noted_s >= LATE_S:
+            return False
+        return mine.is_probed or (age_s >= LATE_S and other.noted_s >= mine.noted_s + LATER_S)
 
     def turn(self, counts: Mapping[int, KernelCounts], *, now: float) -> bool:
         """Change places if that is due; only when something is sent at once.

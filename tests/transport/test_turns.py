@@ -12,7 +12,7 @@ from geotrain.transport.turns import (
     EARLY_S,
     EXPIRES_S,
     LATE_S,
-    LEFT_S,
+    LATER_S,
     MARGIN_S,
     WARM_BYTES,
     Turns,
@@ -123,12 +123,19 @@ def test_a_lane_renewed_while_it_rested_takes_over_late():
     assert turns.turn(renewed, now=LATE_S)
 
 
+@pytest.mark.parametrize(("later_s", "takes_over"), [(LATER_S - 0.01, False), (LATER_S, True)])
+def test_a_lane_takes_over_only_if_it_outlasts_the_other_ones_rest(later_s, takes_over):
+    turns = turning(rested_since=-20.0)
+    renewed = {1: told(), 2: told(100_001)}
+    turns.on_counts(renewed, now=later_s)
+    assert turns.turn(renewed, now=LATE_S) is takes_over
+
+
 def test_a_lane_that_is_about_to_expire_does_not_take_over():
-    turns = turning(rested_since=-0.5)
-    late = EXPIRES_S - 0.5 - LEFT_S + 0.01
-    assert late < LATE_S
-    turns.on_counts({1: told(is_probed=True), 2: told()}, now=late)
-    assert not turns.is_due(now=late)
+    turns = turning(rested_since=-1.0)
+    probed = {1: told(is_probed=True), 2: told()}
+    assert not turns.turn(probed, now=LATE_S - 1.0)
+    assert turns.turn(probed, now=EXPIRES_S + MARGIN_S - 1.0)
 
 
 def test_a_probe_ends_the_turn_of_the_lane_that_carries():
