@@ -51,6 +51,7 @@ PURE = {
     "geotrain.transport.protocol",
     "geotrain.transport.pacing",
     "geotrain.transport.lane_count",
+    "geotrain.transport.turns",
     "geotrain.transport.lives",
     "geotrain.transport.pings",
     "geotrain.transport.control_records",

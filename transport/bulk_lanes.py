@@ -72,26 +72,34 @@ class BulkLanes:
         self._epoch: Join | None = None
         """What a lane must name to be one of the present control lane; `lane` means nothing."""
         self._dialled = False
-        self._wanted_here = self._wanted_there = 1
+        self._wanted_here = self._wanted_there = self._least = 1
         self._last_number = 0
         self._told = ""
 
     # The control lane ----------------------------------------------------------------------------
 
     def begin(
-        self, *, boot: int, epoch: int, dialled: bool, group: asyncio.TaskGroup | None
+        self,
+        *,
+        boot: int,
+        epoch: int,
+        dialled: bool,
+        at_least: int,
+        group: asyncio.TaskGroup | None,
     ) -> None:
         """A control lane is open.
 
         Args:
             boot: Of the daemon that dialled it.
             dialled: Whether this side did, and so dials bulk lanes.
+            at_least: So many are dialled, however few are wanted.
             group: Owns the tasks that dial.
         """
         self._epoch = Join(boot=boot, epoch=epoch, lane=1)
         self._dialled = dialled
         self._group = group
         self._wanted_there = 1
+        self._least = at_least
         self._watch_missing()
         self._match()
 
@@ -211,7 +219,7 @@ class BulkLanes:
             return 0
         if self._settings.num_lanes is not None:
             return self._settings.num_lanes
-        return max(self._wanted_here, self._wanted_there)
+        return max(self._wanted_here, self._wanted_there, self._least)
 
     def _match(self) -> None:
         while len(self._slots) > self.wanted:

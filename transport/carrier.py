@@ -19,6 +19,18 @@ class DialError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BbrState:
+    """What can be seen of a connection's BBR."""
+
+    min_rtt_us: int
+    """The shortest round trip that it goes by."""
+    is_probed: bool
+    """Whether it lets nearly nothing through, to see the path without a queue (PROBE_RTT)."""
+    is_idle: bool
+    """Whether nothing is under way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KernelCounts:
     """What the kernel knows of a connection."""
 
@@ -29,6 +41,8 @@ class KernelCounts:
     """For how long a window, the peer's or our own, kept it from sending."""
     rtt_s: float
     """Smoothed, of what is sent now; no process has a part in it."""
+    bbr: BbrState | None = None
+    """None under any other congestion control."""
 
 
 class Receiver(Protocol):

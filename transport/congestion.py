@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 AUTO = "auto"
 """BBR where the kernel lets us have it, else what it gives; never worth a word."""
+BBR = "bbr"
 FOR_CONTROL = "cubic"
 """For a connection that carries control records alone. Every ten seconds BBR lets no more than four
 packets be under way for 200 ms, to see the path without a queue: what is sent then waits for a
@@ -40,7 +41,7 @@ def choose_congestion(connection: socket.socket, wanted: str) -> InForce:
         why = "this system lets no program choose"
         return InForce(name="", refused="" if wanted == AUTO else _refused(wanted, why))
     try:
-        name = "bbr" if wanted == AUTO else wanted
+        name = BBR if wanted == AUTO else wanted
         connection.setsockopt(socket.IPPROTO_TCP, option, name.encode("ascii"))
         why = ""
     except FileNotFoundError:

@@ -18,7 +18,7 @@ import ssl
 from typing import TYPE_CHECKING
 
 from geotrain.transport.carrier import KernelCounts, Receiver
-from geotrain.transport.congestion import FOR_CONTROL, InForce, choose_congestion
+from geotrain.transport.congestion import BBR, FOR_CONTROL, InForce, choose_congestion
 from geotrain.transport.estimator import unsent_bytes
 from geotrain.transport.tcp import pace, read_counts
 
@@ -98,7 +98,7 @@ class HttpCarrier(asyncio.BufferedProtocol):
             choose_congestion(self._socket, self.congestion if bulk else FOR_CONTROL)
 
     def counts(self) -> KernelCounts | None:
-        return read_counts(self._socket)
+        return read_counts(self._socket, bbr=self.congestion == BBR)
 
     def close(self) -> None:
         self._tcp.close()

@@ -10,6 +10,7 @@ from geotrain.transport.backoff import HELD_S, LONGEST_S, Backoff
 from geotrain.transport.bulk_lanes import BulkLanes
 from geotrain.transport.carrier import Carrier, Dial, DialError
 from geotrain.transport.choice import TWO_LANES, LaneFacts, why_not
+from geotrain.transport.congestion import BBR
 from geotrain.transport.estimator import RttEstimator
 from geotrain.transport.events import (
     BoardReceived,
@@ -78,6 +79,8 @@ class Lanes:
         self._without_control = asyncio.Event()
         self._without_control.set()
         self._closing = False
+        self._least_lanes = 1
+        """Bulk lanes to have where one would do: a second one may take turns with it (turns.py)."""
         self._group: asyncio.TaskGroup | None = None
         self._epoch = 0
         self._bytes_sent = self._bytes_received = self._num_opened = 0
@@ -152,7 +155,7 @@ class Lanes:
         """So many bulk lanes would be best for what this side has to send."""
         self.bulk.want(num_lanes)
         if self.control is not None and not self.control.protocol.dialled:
-            self.control.protocol.wish(num_lanes)
+            self.control.protocol.wish(max(num_lanes, self._least_lanes))
             self.control.wake()
 
     def wake(self) -> None:
@@ -252,7 +255,8 @@ class Lanes:
 
     def _takes_chunks(self, lane: Lane) -> bool:
         if lane is not self.control:
-            return lane.protocol.carries_chunks
+            number = lane.protocol.lane
+            return lane.protocol.carries_chunks and self._rates.turns.may_carry(number)
         # P-21: the control lane carries bulk only where nothing else has for some time.
         return self.bulk.are_missing
 
@@ -307,15 +311,21 @@ class Lanes:
         lane.carrier.carry(bulk=False)
         lane.set_timer()
         self.state.set("connected", "", detail=lane.carrier.peer_address)
-        dialled = lane.protocol.dialled
+        self._begin_bulk(lane, peer)
+
+    def _begin_bulk(self, control: Lane, peer: PeerNamed) -> None:
+        dialled, num_lanes = control.protocol.dialled, self._settings.num_lanes
+        takes_turns = control.carrier.congestion == BBR and num_lanes is None
+        self._least_lanes = 2 if takes_turns else 1
         self.bulk.begin(
             boot=self._hello.boot if dialled else peer.boot,
             epoch=self._epoch if dialled else peer.epoch,
             dialled=dialled,
+            at_least=self._least_lanes,
             group=self._group,
         )
-        if self._settings.num_lanes is not None:
-            self.want(self._settings.num_lanes)
+        if num_lanes is not None or (takes_turns and not dialled):
+            self.want(self._rates.count.wanted)
 
     def _bulk_is_missing(self) -> None:
         if self.control is not None:
@@ -342,6 +352,9 @@ class Lanes:
             self.state.set("down", reason, detail=detail, as_asked=self._ends_as_asked)
         elif lane.protocol.lane:
             self.bulk.closed(lane, reason, now=now)
+            self._rates.lane_closed()
+            if self.feed.has_any:
+                self._wake_for_chunks()
         elif self.control is None and self.state.state != "refused" and TWO_LANES not in reason:
             self.state.set("down", reason, as_asked=self._ends_as_asked)
 

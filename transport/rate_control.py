@@ -18,6 +18,7 @@ from geotrain.transport.lane_count import LaneCount
 from geotrain.transport.pacing import Pacing, shares_of
 from geotrain.transport.pings import BUSY_INTERVAL_S
 from geotrain.transport.transitions import LinkSettings
+from geotrain.transport.turns import REST_PINGS, Turns
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class RateControl:
         """
         self.pacing = Pacing()
         self.count = LaneCount(settings.num_lanes)
+        self.turns = Turns()
         self._peer = peer
         self._settings = settings
         self._rtt = rtt
@@ -78,14 +80,16 @@ class RateControl:
 
     def wake(self) -> None:
         """There is bulk to send."""
+        now = asyncio.get_running_loop().time()
         if self._timer is None and self._control() is not None:
-            loop = asyncio.get_running_loop()
-            self._last_tick = self._last_busy = loop.time()
+            self._last_tick = self._last_busy = now
             self._rtt.take_recent()
             self._feed.ran_dry = True
-            self._read_kernels()
+            self._read_kernels(now)
             self._ping_every(min(BUSY_INTERVAL_S, self._settings.ping_interval_s))
             self._again()
+        if self._feed.ran_dry and self.turns.is_due(now=now):
+            self._turn(now)
 
     def stop(self) -> None:
         """The control lane is gone, or the link ends."""
@@ -94,6 +98,11 @@ class RateControl:
             self._timer.cancel()
             self._timer = None
         self._seen.clear()
+        self.turns.stop()
+
+    def lane_closed(self) -> None:
+        """A bulk lane is gone: for now the others carry, whoever's turn it is."""
+        self.turns.stop()
 
     @property
     def total_retransmitted_bytes(self) -> int:
@@ -117,7 +126,10 @@ class RateControl:
             self._ping_every(self._settings.ping_interval_s)
             return
         elapsed_s, self._last_tick = now - self._last_tick, now
-        told = self._read_kernels()
+        told = self._read_kernels(now)
+        self._ping_bulk()
+        if self._feed.has_any and self.turns.is_due(now=now):
+            self._turn(now)
         if elapsed_s > 1.5 * self.pacing.interval_s:
             # Round trips of this interval show our own loop that stood, not the path.
             self._rtt.take_recent()
@@ -159,9 +171,13 @@ class RateControl:
 
     def _pace(self) -> None:
         cap = self.pacing.cap_bytes_per_s
-        carrying = [lane for lane in self._lanes.values() if lane.protocol.carries_chunks]
+        open_lanes = {n: lane for n, lane in self._lanes.items() if lane.protocol.carries_chunks}
+        carrying = [lane for n, lane in open_lanes.items() if self.turns.may_carry(n)]
         shares = shares_of([lane.sent.rate_bytes_per_s for lane in carrying])
-        for lane, share in zip(carrying, shares, strict=True):
+        paced = list(zip(carrying, shares, strict=True))
+        # One that rests will carry all there is.
+        paced += [(lane, 1.0) for n, lane in open_lanes.items() if not self.turns.may_carry(n)]
+        for lane, share in paced:
             lane.carrier.expect_rate(lane.sent.rate_bytes_per_s)
             if cap is not None:
                 lane.carrier.pace(cap * share)
@@ -170,9 +186,32 @@ class RateControl:
         # Before the first queue nothing is set: pacing costs the kernel timers.
         self._paced = cap is not None
 
-    def _read_kernels(self) -> "_Told":
+    def _turn(self, now: float) -> None:
+        """Let the lanes change places, if that is due: what is sent next goes to the other one."""
+        before = self.turns.carrying
+        counts = {
+            number: told
+            for number, lane in self._lanes.items()
+            if lane.protocol.carries_chunks and (told := lane.carrier.counts()) is not None
+        }
+        if self.turns.turn(counts, now=now):
+            carrying = self.turns.carrying
+            logger.debug("= link to %s: lane %s rests, %s carries", self._peer, before, carrying)
+            for lane in self._lanes.values():
+                lane.wake()
+
+    def _ping_bulk(self) -> None:
+        for number, lane in self._lanes.items():
+            rests = not self.turns.may_carry(number)
+            interval_s = self._settings.ping_interval_s * (REST_PINGS if rests else 1)
+            if lane.protocol.pings.interval_s != interval_s:
+                lane.protocol.pings.interval_s = interval_s
+                lane.set_timer()
+
+    def _read_kernels(self, now: float) -> "_Told":
         """What has changed since the last time."""
         told = _Told()
+        in_turn: dict[int, KernelCounts] = {}
         for number in self._seen.keys() - self._lanes.keys():
             self._retransmitted_before += self._seen.pop(number).retransmitted_bytes
         for number, lane in self._lanes.items():
@@ -183,12 +222,17 @@ class RateControl:
                 counts = replace(_NOTHING, acked_bytes=lane.bytes_sent)
             before = self._seen.get(number, _NOTHING)
             self._seen[number] = counts
+            if lane.protocol.carries_chunks and self.count.wanted == 1:
+                in_turn[number] = counts
             delivered = counts.acked_bytes - before.acked_bytes
             told.delivered_bytes += delivered
             told.lost = told.lost or counts.retransmitted_bytes > before.retransmitted_bytes
             told.limited_s = max(told.limited_s, counts.limited_s - before.limited_s)
-            if delivered and counts.rtt_s and (told.rtt_s is None or counts.rtt_s < told.rtt_s):
+            # Of one that rests, pings and their answers alone: no queue shows in them.
+            is_bulk = delivered and self.turns.may_carry(number)
+            if is_bulk and counts.rtt_s and (told.rtt_s is None or counts.rtt_s < told.rtt_s):
                 told.rtt_s = counts.rtt_s
+        self.turns.on_counts(in_turn, now=now)
         return told
 
     def _ping_every(self, interval_s: float) -> None:
@@ -202,4 +246,5 @@ class RateControl:
             "paced_bytes_per_s": self.pacing.cap_bytes_per_s,
             "pacing_reason": self.pacing.reason,
             "lanes_reason": self.count.reason,
+            "lane_in_turn": self.turns.carrying,
         }

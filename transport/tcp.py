@@ -4,22 +4,35 @@ import socket
 import sys
 from struct import Struct
 
-from geotrain.transport.carrier import KernelCounts
+from geotrain.transport.carrier import BbrState, KernelCounts
 
 _SO_MAX_PACING_RATE = 47
-_RTT_AT, _ACKED_AT, _RWND_LIMITED_AT, _SNDBUF_LIMITED_AT, _RETRANSMITTED_AT = 68, 120, 176, 184, 208
+_UNACKED_AT, _RTT_AT, _WINDOW_AT = 24, 68, 80
+_ACKED_AT, _RWND_LIMITED_AT, _SNDBUF_LIMITED_AT, _RETRANSMITTED_AT = 120, 176, 184, 208
 """In struct tcp_info of linux/tcp.h; the last one came with Linux 4.19."""
 _INFO_BYTES = 256
+_TCP_CC_INFO = 26
+_BBR_INFO = Struct("=5I")
+"""struct tcp_bbr_info of linux/inet_diag.h: the rate (low, high), min_rtt, two gains."""
+_PROBE_PACKETS = 4
+"""The window in PROBE_RTT; else it is wider, but for what a timeout leaves of it."""
 _U32, _U64 = Struct("=I"), Struct("=Q")
 _MAX_U32 = 2**32 - 1
 
 
-def read_counts(connection: socket.socket) -> KernelCounts | None:
-    """None where the kernel does not tell, or the connection is gone."""
+def read_counts(connection: socket.socket, *, bbr: bool = False) -> KernelCounts | None:
+    """None where the kernel does not tell, or the connection is gone.
+
+    Args:
+        bbr: Whether it runs under BBR.
+    """
     if not _is_linux_tcp(connection):
         return None
+    bbr_info = b""
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+        if bbr:
+            bbr_info = connection.getsockopt(socket.IPPROTO_TCP, _TCP_CC_INFO, _BBR_INFO.size)
     except OSError:
         return None
     if len(info) < _RETRANSMITTED_AT + _U64.size:
@@ -33,6 +46,15 @@ def read_counts(connection: socket.socket) -> KernelCounts | None:
         retransmitted_bytes=u64[_RETRANSMITTED_AT],
         limited_s=(u64[_RWND_LIMITED_AT] + u64[_SNDBUF_LIMITED_AT]) * 1e-6,
         rtt_s=_U32.unpack_from(info, _RTT_AT)[0] * 1e-6,
+        bbr=_bbr_state(info, bbr_info) if len(bbr_info) == _BBR_INFO.size else None,
+    )
+
+
+def _bbr_state(info: bytes, bbr_info: bytes) -> BbrState:
+    return BbrState(
+        min_rtt_us=_BBR_INFO.unpack(bbr_info)[2],
+        is_probed=_U32.unpack_from(info, _WINDOW_AT)[0] <= _PROBE_PACKETS,
+        is_idle=_U32.unpack_from(info, _UNACKED_AT)[0] == 0,
     )
 
 

@@ -325,6 +325,10 @@ async def test_the_kernel_tells_what_was_acknowledged_and_takes_a_pace(way, serv
         # All of it came back, so it was acknowledged, but perhaps for the last of the packets.
         # TLS adds 22 bytes to each record of 16 KiB, and its last word to ours.
         assert 0 < after.acked_bytes - before.acked_bytes <= 100_000 + (2_000 if way.a else 0)
+        is_bbr = carrier.congestion == "bbr"
+        assert (before.bbr is not None) is (after.bbr is not None) is is_bbr
+        if is_bbr:
+            assert not before.bbr.is_probed and 0 < after.bbr.min_rtt_us < DEADLINE_S * 1e6
         # A busy machine may make TCP send something again, over loopback too.
         assert 0 <= after.retransmitted_bytes <= 100_000 and 0 < after.rtt_s < DEADLINE_S
     carrier.pace(10e6)

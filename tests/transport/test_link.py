@@ -12,6 +12,7 @@ import pytest
 from geotrain.lab.certificates import make_certificates
 from geotrain.transport import bulk_lanes, rate_control
 from geotrain.transport.carrier import DialError
+from geotrain.transport.congestion import probe as choose_on_this_machine
 from geotrain.transport.estimator import RttEstimator
 from geotrain.transport.fake_carrier import carrier_pair
 from geotrain.transport.hello import Join
@@ -333,7 +334,36 @@ async def test_fewer_lanes_are_wanted_and_nothing_is_lost():
         for site in (a, b):
             await site.until(lambda site=site: len(site.acked) == len(site.delivered) == 6)
             assert site.delivered == payloads
-        await _lanes_there(a, b, 1)
+        # Under BBR two take turns where one would do (turns.py).
+        await _lanes_there(a, b, 2 if a.link.stats()["congestion"] == "bbr" else 1)
+
+
+async def test_lanes_under_bbr_take_turns_and_one_goes_on_alone():
+    if choose_on_this_machine("auto").name != "bbr":
+        pytest.skip("this machine lets no connection have BBR")
+    async with served() as (a, b):
+        a.open_view()
+        b.open_view()
+        await _lanes_there(a, b, 2)
+        a.offer(b"before a tensor")
+        await a.until(lambda: len(a.acked) == 1)
+        async with asyncio.timeout(DEADLINE_S):
+            while a.link.stats()["lane_in_turn"] is None:
+                a.offer(_payloads(1)[0])
+                await a.until(lambda: len(a.acked) == a.num_offered)
+        number = a.link.stats()["lane_in_turn"]
+        (resting,) = {row["lane"]: row for row in a.link.stats()["lanes"] if row["lane"] != number}
+        before = a.link.stats()["lanes"]
+        payloads = _payloads(6)
+        for payload in payloads:
+            a.offer(payload)
+        await _reach(b, b.link.stats()["bytes_received"] + 2_000_000)
+        now = {row["lane"]: row["bytes_sent"] for row in a.link.stats()["lanes"]}
+        rested = {row["lane"]: row["bytes_sent"] for row in before}[resting]
+        assert now[resting] - rested < 10_000  # pings and answers
+        a.link.lanes.bulk.open[number].carrier.abort()
+        await a.until(lambda: len(a.acked) == a.num_offered)
+        assert b.delivered[-6:] == payloads
 
 
 async def test_the_side_that_cannot_dial_has_its_wish_heard():
