@@ -56,6 +56,11 @@ class DirectionCosts:
         return self.latency_s + self.transfer_s + quantile(self.jitter_s, HIGH)
 
     @property
+    def middle_s(self) -> float:
+        """What half of them stay below: a few with bad luck do not move it."""
+        return self.latency_s + self.transfer_s + quantile(self.jitter_s, 0.5)
+
+    @property
     def direction(self) -> Direction:
         return Direction(
             latency_s=self.latency_s,
@@ -78,10 +83,9 @@ class LinkCosts:
         return self.forward.delivery_s + self.backward.delivery_s
 
     @property
-    def least_s(self) -> float:
-        """The same without what made some tensors later than others: what none is below."""
-        ways = (self.forward, self.backward)
-        return sum(way.latency_s + way.transfer_s for way in ways)
+    def middle_s(self) -> float:
+        """The same of a tensor with neither good luck nor bad."""
+        return self.forward.middle_s + self.backward.middle_s
 
     def without_slots(self) -> "LinkCosts":
         """The same link with arenas of any size."""
