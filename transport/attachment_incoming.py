@@ -166,30 +166,34 @@ class InStream:
         else:
             self._release(message)
 
-    def release_early(self, message: Message) -> None:
+    def release_early(self, message: Message, *, begun_s: float) -> None:
         """Give back the slot of an expected message, for who has copied its payload.
 
         It may be in the hands of who took it, or be taken later: with a payload that says nothing
         any more, and not to be released again.
-        """
-        self._release(message)
 
-    def _release(self, message: Message) -> None:
+        Args:
+            begun_s: When the copying began (monotonic). It held up no stage, so it counts as a part
+                of the message's way here, and not as a hold.
+        """
+        self._release(message, until_s=begun_s)
+
+    def _release(self, message: Message, until_s: float | None = None) -> None:
         # One step under the lock: a daemon that comes now must learn of it one way or the other.
         with self._lock:
             if message.view == self._delivered_view:
                 if self._held.pop(message.seq, None) is None:
                     return  # early
-                self._note_hold(message)
+                self._note_hold(message, until_s if until_s is not None else time.monotonic())
             seqs = [message.seq]
             self._post(
                 {"type": "release", "stream": self.stream, "view": message.view, "seqs": seqs}
             )
 
-    def _note_hold(self, message: Message) -> None:
+    def _note_hold(self, message: Message, until_s: float) -> None:
         came_s = self._came_s.pop(message.seq, None)
         if came_s is not None and message.part == message.num_parts - 1:
-            held_s = time.monotonic() - came_s
+            held_s = until_s - came_s
             self._holds.append(Hold(message.kind, message.step, message.microbatch, held_s))
 
     def take_holds(self) -> list[Hold]:

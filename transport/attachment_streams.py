@@ -34,7 +34,7 @@ class _Sent:
     message: Message
     slot: _Slot | None
     first_s: float
-    """When the first part of the whole message was sent."""
+    """When the sender was done with the whole message: since then it is on its way."""
 
 
 class OutStream:
@@ -154,8 +154,12 @@ class OutStream:
         payload_bytes: int = 0,
         inline: bytes = b"",
         hints: tuple[tuple[int, int], ...] = (),
+        packed_s: float = 0.0,
     ) -> None:
         """Hand one message to the daemon, or to the next one if it is gone; never waits.
+
+        Args:
+            packed_s: How long it was being packed while its sender went on: a part of its passage.
 
         Raises:
             AttachError: The daemon is gone for good.
@@ -179,7 +183,7 @@ class OutStream:
             )
             slot = self._take_reserved(start, payload_bytes) if payload_bytes else None
             if part == 0:
-                self._first_s = time.monotonic()
+                self._first_s = time.monotonic() - packed_s
             self._sent[self._next_seq] = _Sent(message, slot, self._first_s)
             if slot is not None:
                 self._peer_cursor = aligned(slot.mirror_start + slot.payload_bytes)

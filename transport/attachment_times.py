@@ -17,12 +17,13 @@ class Passage(NamedTuple):
     step: int
     microbatch: int
     sent_s: float
-    """When its first part was handed over."""
+    """When its sender was done with it; what packing took beside the sender comes after that."""
     acked_s: float
 
 
 class Hold(NamedTuple):
-    """How long a whole message lay here, from its last part's arrival to its release."""
+    """How long a whole message lay here: from its last part's arrival to its release, or until it
+    began to be unpacked beside the stage."""
 
     kind: str
     step: int

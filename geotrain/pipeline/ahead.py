@@ -5,6 +5,7 @@ computed, and more than the bytes say: after a forward its caches are cold. Wher
 of an edge is there already, another thread has unpacked it by the time it is asked for.
 """
 
+import time
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -56,6 +57,7 @@ class Ahead:
         self._begun = (message, self._unpacker.submit(partial(self._unpack, message, payload)))
 
     def _unpack(self, message: Message, payload: memoryview) -> Unpacked:
+        begun_s = time.monotonic()
         unpacked = unpack_tree(message.header, as_bytes(payload), device=torch.device("cpu"))
-        self._stream.release_early(message)
+        self._stream.release_early(message, begun_s=begun_s)
         return unpacked

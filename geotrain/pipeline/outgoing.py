@@ -6,9 +6,11 @@ stays with the training thread: it asks for room before it runs an action, and h
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,8 +34,10 @@ class _Outgoing:
     """None while it is being packed."""
     watched: Sequence[tuple[torch.Tensor, int]] = ()
     """Tensors that nobody may change until they are packed, and their versions."""
-    next_byte: int = field(default=0)
-    next_part: int = field(default=0)
+    packed_s: float = 0.0
+    """How long that took, from when it was put out; 0 where the stage itself packed."""
+    next_byte: int = 0
+    next_part: int = 0
 
 
 class ChangedError(Exception):
@@ -113,18 +117,21 @@ class Outbox:
         """Send what `pack` makes, on the worker's thread; its errors are raised by `pump`.
 
         Args:
-            unchanged: Tensors that are read meanwhile. One that somebody changes in place before
-                the training thread has seen it packed is an error, for it may have been read
-                half changed.
+            unchanged: Tensors that are read meanwhile. One that an operation of torch changes in
+                place before the training thread has seen it packed is an error, for it may have
+                been read half changed. (Writes past torch, by numpy or `.data`, nobody sees.)
         """
         watched = [(tensor, tensor._version) for tensor in unchanged]
         message = _Outgoing(key, watched=watched)
         self._messages.append(message)
-        self._worker.submit(lambda: self._pack(message, pack))
+        self._worker.submit(partial(self._pack, message, pack, time.monotonic()))
 
-    def _pack(self, message: _Outgoing, pack: Callable[[], Parcel]) -> None:
+    def _pack(self, message: _Outgoing, pack: Callable[[], Parcel], since_s: float) -> None:
         try:
-            message.parcel = self._measured(pack())
+            parcel = self._measured(pack())
+            # The planner has to know of it: it delays the neighbour as the link does.
+            message.packed_s = time.monotonic() - since_s
+            message.parcel = parcel
             self._packed.append(message)
             with self._lock:
                 self._put_out()
@@ -192,6 +199,7 @@ class Outbox:
             microbatch=microbatch,
             header=parcel.header,
             inline=payload.numpy().tobytes(),
+            packed_s=message.packed_s,
         )
         return True
 
@@ -215,6 +223,7 @@ class Outbox:
                 start=start,
                 payload_bytes=size,
                 hints=parcel.hints_within(first, size),
+                packed_s=message.packed_s,
             )
             message.next_byte += size
             message.next_part += 1

@@ -18,24 +18,28 @@ class Worker:
     def __init__(self, name: str) -> None:
         self._name = name
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def submit(self, call: Callable[[], Result]) -> "Future[Result]":
-        """Have `call` done; what it raises comes out of the future."""
-        if self._thread is None:
-            # Not an executor's thread: those refuse work as soon as the process begins to end, and
-            # a message may come later than that.
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
+        """Have `call` done; what it raises comes out of the future. From any thread."""
         future: Future[Result] = Future()
-        self._tasks.put((call, future))
+        with self._lock:
+            if self._thread is None:
+                # Not an executor's thread: those refuse work as soon as the process begins to end,
+                # and a message may come later than that.
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+            self._tasks.put((call, future))
         return future
 
     def close(self) -> None:
         """End the thread once it has done what it was given."""
-        thread, self._thread = self._thread, None
+        with self._lock:
+            thread, self._thread = self._thread, None
+            if thread is not None:
+                self._tasks.put(None)
         if thread is not None:
-            self._tasks.put(None)
             thread.join(_CLOSE_LIMIT_S)
 
     def _run(self) -> None:

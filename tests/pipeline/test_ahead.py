@@ -159,13 +159,3 @@ def test_a_task_that_waits_behind_another_is_done_by_who_needs_it(receiver, unpa
     assert receiver.ahead.take(message) is None
     blocked.set()
     assert blocker.result(timeout=10)
-
-
-def test_close_ends_the_thread():
-    unpacker = Worker("geotrain-unpacker")
-    unpacker.close()
-    before = threading.active_count()
-    finish(unpacker)
-    assert threading.active_count() == before + 1
-    unpacker.close()
-    assert threading.active_count() == before

@@ -154,27 +154,20 @@ def build_line(rng, *, num_stages, ring_bytes, sizes, windows, frozen_first, pac
     codecs = Codecs(activations="none", gradients="planes")
     stages, runtimes = [], []
     for index in range(num_stages):
-        up = down = None
-        if index > 0:
-            neighbour = Neighbour(name="up", own_name=f"r{index}", boundary=index - 1)
-            up = Edge(
+
+        def edge(boundary, direction, packer=packers[index], unpacker=unpackers[index]):
+            neighbour = Neighbour(name="next", own_name="own", boundary=boundary)
+            return Edge(
                 place,
                 neighbour,
-                direction=BACKWARD,
+                direction=direction,
                 codecs=codecs,
-                packer=packers[index],
-                unpacker=unpackers[index],
+                packer=packer,
+                unpacker=unpacker,
             )
-        if index < num_stages - 1:
-            neighbour = Neighbour(name="down", own_name=f"r{index}", boundary=index)
-            down = Edge(
-                place,
-                neighbour,
-                direction=FORWARD,
-                codecs=codecs,
-                packer=packers[index],
-                unpacker=unpackers[index],
-            )
+
+        up = edge(index - 1, BACKWARD) if index > 0 else None
+        down = edge(index, FORWARD) if index < num_stages - 1 else None
         stage = FakeStage(
             rng, sizes, last=index == num_stages - 1, frozen=frozen_first and index == 0
         )

@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geotrain.errors import RegionError
+from geotrain.pipeline import outgoing
 from geotrain.pipeline.edge import Edge, Neighbour
 from geotrain.pipeline.outgoing import Outbox
 from geotrain.pipeline.parcel import Codecs, pack_tree
 from geotrain.pipeline.worker import Worker
+from geotrain.transport import attachment_streams
 from geotrain.transport.attachment_incoming import InStream
 from geotrain.transport.attachment_streams import OutStream
 from geotrain.transport.messages import FORWARD
@@ -149,6 +152,20 @@ def test_packing_is_news_until_it_is_looked_at(worker):
     assert not sender.outbox.has_news()
 
 
+def test_what_packing_took_counts_as_a_part_of_the_way(worker, monkeypatch):
+    now = SimpleNamespace(s=100.0)
+    for module in (outgoing, attachment_streams):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now.s))
+    sender = Sender(worker=worker)
+    sender.send(0, torch.zeros(2000), later=True)
+    sender.send(1, torch.zeros(2000), later=False)
+    now.s = 100.5
+    worker.work()
+    now.s = 101.0
+    sender.stream.on_acked(VIEW, [0, 1], [1, 1])
+    assert [each.sent_s for each in sender.stream.take_passages()] == [100.0, 100.5]
+
+
 def test_an_error_of_packing_is_raised_by_whoever_computes(worker):
     sender = Sender(worker=worker)
 
@@ -186,8 +203,7 @@ class Place:
         """Nobody waits here."""
 
 
-@pytest.fixture
-def edge(worker):
+def edge_of(worker):
     return Edge(
         Place(),
         Neighbour(name="frankfurt", own_name="virginia", boundary=0),
@@ -196,6 +212,11 @@ def edge(worker):
         packer=worker,
         unpacker=worker,
     )
+
+
+@pytest.fixture
+def edge(worker):
+    return edge_of(worker)
 
 
 def put_out(edge, tree, kind="forward"):
@@ -245,14 +266,7 @@ def test_a_gradient_is_ours(edge, worker):
 
 def test_what_cannot_cross_is_named_by_the_next_look():
     worker = Worker("geotrain-packer")
-    edge = Edge(
-        Place(),
-        Neighbour(name="frankfurt", own_name="virginia", boundary=0),
-        direction=FORWARD,
-        codecs=CODECS,
-        packer=worker,
-        unpacker=worker,
-    )
+    edge = edge_of(worker)
     put_out(edge, torch.ones(3, requires_grad=True) * 1)
     put_out(edge, [torch.ones(3, requires_grad=True) * 1])
     worker.close()

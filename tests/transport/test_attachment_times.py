@@ -29,10 +29,12 @@ class Pair:
         self.out.open(VIEW, RING)
         self.incoming.open(VIEW)
 
-    def send(self, microbatch: int, *, part: int = 0, num_parts: int = 1) -> None:
+    def send(
+        self, microbatch: int, *, part: int = 0, num_parts: int = 1, packed_s: float = 0.0
+    ) -> None:
         self.out.send(
             kind="forward", step=5, microbatch=microbatch, part=part, num_parts=num_parts,
-            inline=b"x",
+            inline=b"x", packed_s=packed_s,
         )  # fmt: skip
 
     def deliver(self) -> None:
@@ -73,6 +75,28 @@ def test_a_message_in_parts_is_one_passage_from_its_first_part_on(clock):
     clock.s = 100.5
     pair.out.on_acked(VIEW, [1], [10])
     assert pair.out.take_passages() == [("forward", 5, 1, 100.0, 100.5)]
+
+
+def test_packing_beside_the_stage_is_a_part_of_the_passage(clock):
+    pair = Pair()
+    for part in range(2):
+        pair.send(2, part=part, num_parts=2, packed_s=0.25)
+        clock.s += 0.5
+    pair.out.on_acked(VIEW, [0, 1], [10, 10])
+    assert pair.out.take_passages() == [("forward", 5, 2, 99.75, 101.0)]
+
+
+def test_unpacking_beside_the_stage_is_no_hold(clock):
+    pair = Pair()
+    pair.incoming.expect("forward", 5, 3, lambda message, payload: expected.append(message))
+    expected: list[Message] = []
+    pair.send(3)
+    pair.deliver()
+    clock.s = 103.0
+    pair.incoming.release_early(expected[0], begun_s=101.0)
+    assert pair.incoming.take_holds() == [("forward", 5, 3, 1.0)]
+    pair.take()
+    assert pair.incoming.take_holds() == [], "once"
 
 
 def test_a_hold_lasts_from_arrival_to_release(clock):
