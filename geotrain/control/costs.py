@@ -87,6 +87,11 @@ class LinkCosts:
         """The same of a tensor with neither good luck nor bad."""
         return self.forward.middle_s + self.backward.middle_s
 
+    @property
+    def busy_s(self) -> float:
+        """For how long a tensor keeps the busier direction to itself."""
+        return max(self.forward.transfer_s, self.backward.transfer_s)
+
     def without_slots(self) -> "LinkCosts":
         """The same link with arenas of any size."""
         return LinkCosts(

@@ -25,6 +25,9 @@ MOVED_MICROBATCHES = 0.34
 """Of the slowest stage's time for one; a delivery that moved by less hardly moves a window."""
 FAR_SHARE = 0.5
 """Of the lesser of what was planned on and what is seen, and a microbatch at least: a far move."""
+MOVED_RATE = 0.34
+"""Of the slowest stage's time for one microbatch, that a tensor keeps a link busy for: a rate that
+moved by less hardly moves a window."""
 KEPT_STEPS = 10
 """Whose tensors count together: the latest one in twenty is then known from enough of them."""
 
@@ -165,12 +168,24 @@ def _moves(before: Seen, now: Seen) -> frozenset[str]:
 
 
 def _far_moves(before: Seen, now: Seen) -> frozenset[str]:
-    """The same of those that differ by far, for most tensors."""
+    """The same of those that differ by far, for most tensors, and of the links' rates.
+
+    A rate that its delivery hardly shows, beside a long latency, still decides whether windows hide
+    the latency or keep queues short.
+    """
     return _apart(
         [(link.middle_s, new.middle_s) for link, new in zip(before.links, now.links, strict=True)],
         _stages(before, now),
         share=FAR_SHARE,
         least_s=now.slowest_s,
+    ) | frozenset(
+        f"rate of {each}"
+        for each in _apart(
+            [(old.busy_s, new.busy_s) for old, new in zip(before.links, now.links, strict=True)],
+            [],
+            share=FAR_SHARE,
+            least_s=MOVED_RATE * now.slowest_s,
+        )
     )
 
 

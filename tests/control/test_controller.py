@@ -208,3 +208,13 @@ def test_one_region_has_nothing_to_follow():
         figures = figures_of(number, model, step)
         kept = {"windows": (1,), "num_microbatches": 4, "num_samples": 4}
         assert controller.on_step(number, figures, **kept) is None
+
+
+@pytest.mark.parametrize("one_way_s", [0.05, 0.2])
+def test_a_link_that_only_found_its_rate_later_gets_its_windows(one_way_s):
+    """Connections that start take several steps; beside a long latency a rate hardly shows."""
+    slow = link(one_way_s, mbit=110)
+    loop = Loop(lambda step: line(slow if step <= 4 else link(one_way_s)))
+    loop.windows = (32, 1)
+    loop.run(12)
+    assert loop.step_s[-1] <= 1.02 * ideal_step_s(link(one_way_s)), loop.changes
