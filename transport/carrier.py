@@ -24,6 +24,8 @@ class BbrState:
 
     min_rtt_us: int
     """The shortest round trip that it goes by."""
+    rate_bytes_s: int
+    """What it takes the path to carry, as far as this connection has tried."""
     is_probed: bool
     """Whether it lets nearly nothing through, to see the path without a queue (PROBE_RTT)."""
     is_idle: bool

@@ -51,8 +51,10 @@ def read_counts(connection: socket.socket, *, bbr: bool = False) -> KernelCounts
 
 
 def _bbr_state(info: bytes, bbr_info: bytes) -> BbrState:
+    rate_low, rate_high, min_rtt_us, *_ = _BBR_INFO.unpack(bbr_info)
     return BbrState(
-        min_rtt_us=_BBR_INFO.unpack(bbr_info)[2],
+        min_rtt_us=min_rtt_us,
+        rate_bytes_s=rate_low + (rate_high << 32),
         is_probed=_U32.unpack_from(info, _WINDOW_AT)[0] <= _PROBE_PACKETS,
         is_idle=_U32.unpack_from(info, _UNACKED_AT)[0] == 0,
     )

@@ -12,7 +12,7 @@ may have been held back. So they neither renew what has expired nor bring a prob
 (two at once), it is seen here as any change is.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from geotrain.transport.carrier import KernelCounts
@@ -31,6 +31,9 @@ LATER_S = 0.2
 have rested and expired."""
 WARM_BYTES = 1 << 20
 """Before so much was acknowledged on each, both carry: a lane's first bytes are slow."""
+WARM_SHARE = 0.3
+"""And until the one whose rate BBR takes for lower has so much of the other's: over a long path it
+takes seconds to find, and no lane finds it at rest. (Two that share a path see half of it each.)"""
 REST_PINGS = 5
 """A lane that rests is pinged so many times less often: it stays expired, and so ready, longer."""
 
@@ -64,11 +67,11 @@ class Turns:
             self.stop()
             return
         self._seen = {number: self._look(number, each, now) for number, each in counts.items()}
-        if self.carrying not in counts:
+        if not _are_warm(counts.values()):
             self.carrying = None
-            if all(each.acked_bytes >= WARM_BYTES for each in counts.values()):
-                # The one that rests must expire before the one that carries.
-                self.carrying = max(counts, key=lambda number: self._seen[number].noted_s)
+        elif self.carrying not in counts:
+            # The one that rests must expire before the one that carries.
+            self.carrying = max(counts, key=lambda number: self._seen[number].noted_s)
 
     def is_due(self, *, now: float) -> bool:
         """Whether the lanes should change places with the next bytes."""
@@ -128,3 +131,10 @@ class Turns:
     @staticmethod
     def _has_expired(seen: _Seen, now: float) -> bool:
         return now - seen.noted_s >= EXPIRES_S + MARGIN_S
+
+
+def _are_warm(counts: Collection[KernelCounts]) -> bool:
+    """Whether either of two lanes can carry alone as well as the other."""
+    rates = [each.bbr.rate_bytes_s for each in counts if each.bbr is not None]
+    has_carried = all(each.acked_bytes >= WARM_BYTES for each in counts)
+    return has_carried and min(rates) >= WARM_SHARE * max(rates)

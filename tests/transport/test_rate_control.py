@@ -21,7 +21,11 @@ class Carrier:
         self.paces = []
         self.acked_bytes = 0
         self.rtt_s = 0.0
-        self.bbr = BbrState(min_rtt_us=100, is_probed=False, is_idle=True) if bbr else None
+        self.bbr = (
+            BbrState(min_rtt_us=100, is_probed=False, is_idle=True, rate_bytes_s=10_000_000)
+            if bbr
+            else None
+        )
 
     def expect_rate(self, rate_bytes_per_s):
         pass

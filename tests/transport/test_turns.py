@@ -27,8 +27,11 @@ def told(
     is_probed: bool = False,
     is_idle: bool = True,
     acked_bytes: int = WARM_BYTES,
+    rate_bytes_s: int = 10_000_000,
 ) -> KernelCounts:
-    bbr = BbrState(min_rtt_us=min_rtt_us, is_probed=is_probed, is_idle=is_idle)
+    bbr = BbrState(
+        min_rtt_us=min_rtt_us, is_probed=is_probed, is_idle=is_idle, rate_bytes_s=rate_bytes_s
+    )
     return KernelCounts(
         acked_bytes=acked_bytes, retransmitted_bytes=0, limited_s=0.0, rtt_s=0.1, bbr=bbr
     )
@@ -54,6 +57,16 @@ def test_all_lanes_carry_until_each_has_carried_some():
     turns.on_counts(two(), now=0.1)
     assert turns.carrying is not None
     assert [turns.may_carry(number) for number in (1, 2)].count(True) == 1
+
+
+@pytest.mark.parametrize("slower", [1, 2])
+def test_both_carry_until_each_has_found_its_rate(slower):
+    turns = turning(rested_since=0.0)
+    cold = {slower: told(rate_bytes_s=2_900_000), 3 - slower: told()}
+    assert not turns.turn(cold, now=50.0), "it would be slow"
+    assert turns.may_carry(1) and turns.may_carry(2)
+    turns.on_counts(cold | {slower: told(rate_bytes_s=3_000_000)}, now=51.0)
+    assert turns.carrying is not None
 
 
 @pytest.mark.parametrize(
