@@ -67,11 +67,11 @@ class Turns:
             self.stop()
             return
         self._seen = {number: self._look(number, each, now) for number, each in counts.items()}
-        if not _are_warm(counts.values()):
+        if self.carrying not in counts:
             self.carrying = None
-        elif self.carrying not in counts:
-            # The one that rests must expire before the one that carries.
-            self.carrying = max(counts, key=lambda number: self._seen[number].noted_s)
+            if _are_warm(counts.values()):
+                # The one that rests must expire before the one that carries.
+                self.carrying = max(counts, key=lambda number: self._seen[number].noted_s)
 
     def is_due(self, *, now: float) -> bool:
         """Whether the lanes should change places with the next bytes."""
