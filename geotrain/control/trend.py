@@ -178,20 +178,22 @@ def _far_moves(before: Seen, now: Seen) -> frozenset[str]:
         _stages(before, now),
         share=FAR_SHARE,
         least_s=now.slowest_s,
-    ) | frozenset(
-        f"rate of {each}"
-        for each in _apart(
-            [(old.busy_s, new.busy_s) for old, new in zip(before.links, now.links, strict=True)],
-            [],
-            share=FAR_SHARE,
-            least_s=MOVED_RATE * now.slowest_s,
-        )
+    ) | frozenset(f"rate of {each}" for each in _rates_apart(before, now))
+
+
+def _rates_apart(before: Seen, now: Seen) -> frozenset[str]:
+    return _apart(
+        [(link.busy_s, new.busy_s) for link, new in zip(before.links, now.links, strict=True)],
+        [],
+        share=FAR_SHARE,
+        least_s=MOVED_RATE * now.slowest_s,
     )
 
 
 def _agree(one: Seen, other: Seen) -> bool:
     """Whether windows for the one are about right for the other."""
-    return not _apart(_links(one, other), [], share=FAR_SHARE, least_s=other.slowest_s)
+    are_far = _apart(_links(one, other), [], share=FAR_SHARE, least_s=other.slowest_s)
+    return not (are_far or _rates_apart(one, other))
 
 
 def _links(before: Seen, now: Seen) -> list[tuple[float, float]]:
